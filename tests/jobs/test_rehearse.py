@@ -60,7 +60,7 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         done = ranks(script, 0, environment=env, work_dir=Path.cwd(), starter=path)
         return subprocess.CompletedProcess(words, done.returncode, done.stdout + done.stderr)
 
-    fake = SimpleNamespace(run=run, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
+    fake = SimpleNamespace(run=run, PIPE=None, STDOUT=None)
     monkeypatch.setattr("trainer.rehearsal.job.subprocess", fake)
 
 

@@ -84,23 +84,21 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
         raise TrainerError("stopped by a signal; no values were written")
     run.say(metrics_text(values))
 
-    out = Path(options.out or "")
-    if training.path and not options.out:
-        out = Path(training.path, "evaluations", f"{weights.resolve().name}.json")
-    if out.name and run.is_main:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(
-            json_text(
-                dict(
-                    run.facts,
-                    evaluated=str(weights),
-                    step=run.step,
-                    samples=run.samples,
-                    predictions=predicted,
-                    values=values,
-                )
-            )
+    out = options.out
+    if training.path and not out:
+        out = f"{training.path}/evaluations/{weights.resolve().name}.json"
+    if out and run.is_main:
+        facts = dict(
+            run.facts,
+            evaluated=str(weights),
+            step=run.step,
+            samples=run.samples,
+            predictions=predicted,
+            values=values,
         )
+        file = Path(out)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json_text(facts))
         run.say(f"values: {out}")
     run.close()
     return values

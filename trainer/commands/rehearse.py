@@ -12,6 +12,7 @@ from the links of the GPU, without overlap. Nothing is compiled.
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -79,19 +80,15 @@ def run(argv: Sequence[str]) -> int:
 
 def _summed(result: Mapping[str, Any], gpu: str) -> list[dict[str, Any]]:
     """Return the collectives of a step by kind, group and dtype."""
-    sums: dict[Any, dict[str, Any]] = {}
+    sums: dict[tuple[str, int, int], Counter[str]] = defaultdict(Counter)
     for fields in result["collectives"][result["first"] :]:
         made = Collective(*fields)
-        kind = {
-            "kind": f"{made.kind} {made.dtype}",
-            "ranks": made.ranks,
-            "machines": made.machines,
-        }
-        found = sums.setdefault(str(kind), {**kind, "count": 0, "bytes": 0, "seconds": 0})
-        found["count"] += 1
-        found["bytes"] += made.bytes
-        found["seconds"] += made.seconds(gpu)
-    return [*sums.values()]
+        found = sums[f"{made.kind} {made.dtype}", made.ranks, made.machines]
+        found.update(count=1, bytes=made.bytes, seconds=made.seconds(gpu))  # type: ignore[arg-type]
+    return [
+        {"kind": kind, "ranks": ranks, "machines": machines, **found}
+        for (kind, ranks, machines), found in sums.items()
+    ]
 
 
 def table_of(report: Mapping[str, Any]) -> str:

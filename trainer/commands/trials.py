@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ..config.arguments import kind_of
@@ -26,10 +25,10 @@ _ERROR = re.compile(
 )
 
 
-def train(name: str, launch_file: str | None, arguments: Sequence[str], folder: Path) -> Run:
+def train(name: str, launch_file: str, arguments: Sequence[str], folder: Path) -> Run:
     """Train, wait for the end, and read the run back. A run that failed has a name and an error.
 
-    Without a launch file a single process trains. logs/NAME.txt has the command and the output.
+    Without a launch file ("") a single process trains. logs/NAME.txt has the command and output.
     """
     print(f"{name} ...", flush=True)
     words = [sys.executable]
@@ -41,7 +40,8 @@ def train(name: str, launch_file: str | None, arguments: Sequence[str], folder: 
         words += ["--nproc_per_node", str(visible_gpus() or 2)]
         arguments = [launch_file, *arguments]
     output = folder / "runs" / name
-    words += ["-m", "trainer", "train", *arguments, f"--output_dir={as_literal(str(output))}"]
+    own = ["--run_name=null", f"--output_dir={as_literal(str(output))}"]
+    words += ["-m", "trainer", "train", *arguments, *own]
     log_file = folder / "logs" / f"{name}.txt"
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("w") as log:
@@ -50,7 +50,7 @@ def train(name: str, launch_file: str | None, arguments: Sequence[str], folder: 
     if done.returncode:
         error = last_error(log_file.read_text(errors="replace"))
         return Run(name=name, path=str(output), error=error)
-    return replace(read_run(output), name=name)
+    return read_run(output)
 
 
 def last_error(log: str) -> str:

@@ -18,7 +18,7 @@ _BY_FSDP = "fsdp_activation_checkpointing"
 
 def committed(name: str) -> dict[str, Any]:
     """Return the content of a launch file that ``trainer new`` writes (accel_configs/ddp.yaml)."""
-    return dict(read_document(_FILES / name).data)
+    return read_document(_FILES / name).data
 
 
 def changes_of(job: Job, plan: Mapping[str, Any]) -> Iterator[tuple[str, Job]]:

@@ -88,18 +88,18 @@ def collective_of(
     space, _, name = function._schema.name.partition("::")
     if "c10d" not in space:
         return None
-    name = name.replace("_", "")
-    kind = next((kind for kind in _KINDS if name.startswith(kind.replace("-", ""))), None)
     group = _group_in([*arguments, *named.values()])
-    if kind is None or group is None or group.group_desc == "agreement":
+    if group is None or group.group_desc == "agreement":
         return None
 
+    name = name.replace("_", "")
+    kind = next(kind for kind in _KINDS if name.startswith(kind.replace("-", "")))
     sides = [[t for t in tree_leaves(side) if isinstance(t, Tensor)] for side in arguments[:2]]
     tensors = sides[0] or sides[-1]
     whole = max(sum(tensor.nbytes for tensor in side) for side in sides)
     if space == "_c10d_functional" and kind == "all-gather":
         whole *= group.size()  # the result is not an argument
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local = int(os.environ["LOCAL_WORLD_SIZE"])
     return Collective(
         kind=kind,
         dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",

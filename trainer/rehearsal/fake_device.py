@@ -37,10 +37,24 @@ _LARGE = 1 << 16
 # Operations whose kernels refuse inputs of several dtypes, or on two devices. torch's rules for
 # fake tensors let them pass. CPUs take float32 norms of bf16, and GPUs do not (pytorch#188503).
 _OF_ONE_KIND = {
-    *("mm", "mv", "bmm", "addmm", "addmv", "baddbmm", "convolution"),
-    *("native_layer_norm", "native_group_norm"),
-    *("index_add", "index_add_", "index_copy", "index_copy_", "index_put", "index_put_"),
-    *("grid_sampler_2d", "grid_sampler_3d", "binary_cross_entropy"),
+    "mm",
+    "mv",
+    "bmm",
+    "addmm",
+    "addmv",
+    "baddbmm",
+    "convolution",
+    "native_layer_norm",
+    "native_group_norm",
+    "index_add",
+    "index_add_",
+    "index_copy",
+    "index_copy_",
+    "index_put",
+    "index_put_",
+    "grid_sampler_2d",
+    "grid_sampler_3d",
+    "binary_cross_entropy",
 }
 _DOWN = ("cuda", "cpu")
 _FILLS = {_ATEN.masked_fill.Scalar, _ATEN.masked_fill_.Scalar, _ATEN.fill_.Scalar}
@@ -146,7 +160,8 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         is_new = not any(isinstance(leaf, Tensor) for leaf in leaves)
         if self.large_is_fake and is_new and str(kwargs.get("device")) != "meta":
-            planned = {key: value for key, value in kwargs.items() if key != "pin_memory"}
+            planned = dict(kwargs)
+            planned.pop("pin_memory", None)
             made = self._without_values(function, args, planned)
             if isinstance(made, FakeTensor) and made.nbytes > _LARGE:
                 return made
@@ -155,8 +170,9 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def wait(self, kind: str, *, is_known: bool = False) -> None:
         place = place_of_code(of_engine=True)
         is_guessed = not is_known and place[0] != "" and place == place_of_code()
-        self.reads[(kind, *place, is_guessed)] += 1
-        if is_guessed and self.reads[(kind, *place, True)] > _MOST_READS:
+        key = (kind, *place, is_guessed)
+        self.reads[key] += 1
+        if is_guessed and self.reads[key] > _MOST_READS:
             rule = f"reads a value of the device {_MOST_READS:,} times in a step, and a rehearsal"
             raise LaunchError(f"{place[0]}: {rule} has none: a loop for a value never ends")
 

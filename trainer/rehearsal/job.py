@@ -64,15 +64,17 @@ class Job:
 
     def _rehearse(self, rank: int) -> dict[str, Any]:
         machine_size = min(self.gpus, self.per_machine)
-        environment = {"OMP_NUM_THREADS": 1, "DS_ACCELERATOR": "cuda", "CUDA_VISIBLE_DEVICES": 0}
+        environment = dict(
+            os.environ, OMP_NUM_THREADS="1", DS_ACCELERATOR="cuda", CUDA_VISIBLE_DEVICES="0"
+        )
         if self.launch_file.get("distributed_type") != "NO":
             environment |= {
-                "RANK": rank,
-                "WORLD_SIZE": self.gpus,
-                "LOCAL_RANK": rank % machine_size,
-                "LOCAL_WORLD_SIZE": machine_size,
+                "RANK": f"{rank}",
+                "WORLD_SIZE": f"{self.gpus}",
+                "LOCAL_RANK": f"{rank % machine_size}",
+                "LOCAL_WORLD_SIZE": f"{machine_size}",
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": 0,
+                "MASTER_PORT": "0",
             }
         option = kind_of(self.launch_file)
         data = self.launch_file
@@ -86,7 +88,7 @@ class Job:
             words = [sys.executable, "-m", __package__, name, self.gpu, *self.words, *STEPS_ALONE]
             done = subprocess.run(
                 [*words, *_OFF, f"--output_dir={name}/run", f"--{option}={file}"],
-                env=os.environ | {key: str(value) for key, value in environment.items()},
+                env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -127,6 +127,7 @@ class Ledger:
         for block in self._blocks.values():
             if block.bytes and block.window == self.window:
                 block.kind = kind
+                block.window = -1
 
     # -- report -----------------------------------------------------------------------------------
 

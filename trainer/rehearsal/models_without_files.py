@@ -79,14 +79,6 @@ def _quantize(model: Any, quantize: str) -> None:
     follow_autocast(model)
 
 
-def scales_of(model: nn.Module) -> list[Any]:
-    """Return the scales of the layers in 4 bits. Numbers and names are among the tensors."""
-    states = [getattr(module, "quant_state", None) for module in model.modules()]
-    found = [state for state in states if state is not None]
-    found += [state.state2 for state in found]
-    return [value for state in found for value in vars(state).values()]
-
-
 def _find_state(layer: Any) -> None:
     """Give a weight that FSDP2 has gathered the scales of its layer, for bitsandbytes' own way."""
     layer.weight.quant_state = layer.quant_state

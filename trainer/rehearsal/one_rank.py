@@ -23,7 +23,7 @@ from .cuda import install_cuda, replace_in
 from .fake_device import FakeDevice
 from .fake_parameters import install_parameters
 from .ledger import EXCHANGED, GRADIENTS, OPTIMIZER, PARAMETERS, Ledger
-from .models_without_files import build_alone, scales_of
+from .models_without_files import build_alone
 
 STEPS = 2  # the first makes the optimizer's state, the second is measured
 
@@ -48,12 +48,12 @@ class Observer(Callback):
 
     def on_model(self, run: Read, model: Any) -> None:
         self.recorder.large_is_fake = False
+        self.ledger.claim_new(PARAMETERS)  # with the scales of layers in 4 bits
 
     def on_start(self, run: Run) -> None:
         model, strategy = run.strategy.model, run.strategy
         own = [getattr(parameter, "ds_tensor", parameter) for parameter in model.parameters()]
-        held = [*own, *model.parameters(), *model.buffers(), *scales_of(model)]
-        self.ledger.claim(PARAMETERS, held)
+        self.ledger.claim(PARAMETERS, [*own, *model.parameters(), *model.buffers()])
         self._claim_optimizer(run)
         self.ledger.claim(EXCHANGED, buckets_of(model))
         self.ledger.claim_new(GRADIENTS)  # an engine has memory for gradients from the start
@@ -109,7 +109,8 @@ class Observer(Callback):
 def observe(words: Sequence[str], recorder: FakeDevice) -> dict[str, Any]:
     """Train two steps of a command line, and return what the second took. Collective.
 
-    ``collectives`` are those from the start of the job. Those of the step begin at ``first``.
+    ``collectives`` are those from the start of the job. Those of the step begin at ``first``. Each
+    of ``reads`` is a key of ``FakeDevice.reads``, and how often.
     """
     observer = Observer(recorder)
     with recorder:
@@ -127,15 +128,12 @@ def observe(words: Sequence[str], recorder: FakeDevice) -> dict[str, Any]:
         "most": phases[peak]["most"],
         "collectives": recorder.collectives,
         "first": observer.first_collective,
+        "reads": [(*place, times) for place, times in recorder.reads.items()],
     }
 
 
 def rehearse(gpu: str, words: Sequence[str]) -> dict[str, Any]:
-    """Rehearse the rank that the environment tells among fakes, on a GPU without values.
-
-    The result is that of ``observe`` with the ``reads`` of the step: as ``FakeDevice.reads``, and
-    how often.
-    """
+    """Observe the rank that the environment tells among fakes, on a GPU without values."""
     device = FakeDevice(Ledger("cuda"))
     install_cuda(device, gpu, int(memory_of(gpu) * 2**30))
     install_parameters()
@@ -144,6 +142,4 @@ def rehearse(gpu: str, words: Sequence[str]) -> dict[str, Any]:
     if "RANK" in os.environ:
         rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
         dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
-    found = observe(words, device)
-    found["reads"] = [(*place, times) for place, times in device.reads.items()]
-    return found
+    return observe(words, device)

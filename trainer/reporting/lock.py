@@ -54,15 +54,16 @@ _held: WeakValueDictionary[Path, FolderLock] = WeakValueDictionary()
 
 def lock_folder(folder: Path) -> FolderLock:
     """Return the lock of a folder. Several trainings of one process share it."""
-    lock = _held.get(folder.resolve())
+    path = folder.resolve()
+    lock = _held.get(path)
     if not lock:
-        lock = _held[folder.resolve()] = FolderLock(folder)
+        lock = _held[path] = FolderLock(folder)
     return lock
 
 
 def _close_in_child() -> None:
     """Close a forked child's copies of the lock files: a child may outlive a killed parent."""
-    for lock in list(_held.values()):
+    for lock in _held.values():
         lock.close()
 
 
