@@ -127,5 +127,5 @@ def _folders(config_file: str | None) -> list[str]:
     """List the folders of a task's module: the working folder, the config's, and those between."""
     here = Path.cwd()
     folder = Path(config_file).resolve().parent if config_file else here
-    between = [path for path in (folder, *folder.parents) if here in path.parents]
-    return [str(path) for path in (here, *(between or [folder]))]
+    between = [path for path in folder.parents if here in path.parents]
+    return [str(path) for path in (here, folder, *between)]

@@ -84,9 +84,8 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
         raise TrainerError("stopped by a signal; no values were written")
     run.say(metrics_text(values))
 
-    out = options.out
-    if training.path and not out:
-        out = f"{training.path}/evaluations/{weights.resolve().name}.json"
+    of_run = f"{training.path}/evaluations/{weights.resolve().name}.json"
+    out = options.out or (training.path and of_run)
     if out and run.is_main:
         facts = dict(
             run.facts,
@@ -132,9 +131,6 @@ def _trained(weights: Path, summary: Mapping[str, Any]) -> tuple[int, int]:
 def _build(words: Sequence[str], weights: Path, training: Training) -> Run:
     """Build a run that evaluates a model with the config of its training."""
     from ..building.build import build_for_evaluation
-
-    if not words:
-        raise usage_error("", str(weights), "belongs to no run; add --config FILE")
 
     import_code_of(training)
     loaded = load_config(words)

@@ -92,17 +92,18 @@ def run(argv: Sequence[str]) -> int:
         ended = [run for run in runs if not run.error]
         bounds = max((bounds_of(run.plan) for run in ended), default=EXACT)
         gaps = {run.name: _gaps(run, ended[0]) for run in ended}
-        verdicts = {name: judge(own, bounds) for name, own in gaps.items()}
-        unsettled = "unknown"
         nudged: dict[str, Gaps] = {}
-        while len(nudged) < options.nudges and unsettled in dict(verdicts.values()):
-            run = start(f"nudged-{len(nudged) + 1}", files[ended[0].name], len(nudged) + 1)
+        while True:
+            verdicts = {name: judge(own, bounds, nudged.values()) for name, own in gaps.items()}
+            unsettled = "differs" if nudged else "unknown"
+            if len(nudged) == options.nudges or unsettled not in dict(verdicts.values()):
+                break
+            seed = len(nudged) + 1
+            run = start(f"nudged-{seed}", files[ended[0].name], seed)
             runs.append(run)
             if run.error:
                 break
             nudged[run.name] = _gaps(run, ended[0])
-            verdicts = {name: judge(own, bounds, [*nudged.values()]) for name, own in gaps.items()}
-            unsettled = "differs"
 
         verdicts |= dict.fromkeys(nudged, ("nudged", ""))
         verdicts |= {run.name: ("reference", "") for run in ended[:1]}

@@ -26,7 +26,7 @@ def changes_of(job: Job, plan: Mapping[str, Any]) -> Iterator[tuple[str, Job]]:
     task, _ = load_task(load_config(job.words))
     recomputes = getattr(task, "activation_checkpointing", None)
     fsdp = job.launch_file.get("fsdp_config")
-    if recomputes is not None and not recomputes:
+    if recomputes is False:
         yield f"{_BY_TASK}: true", job.with_settings(**{_BY_TASK: "true"})
     elif recomputes is None and fsdp and not fsdp.get(_BY_FSDP):
         file = {**job.launch_file, "fsdp_config": {**fsdp, _BY_FSDP: True}}

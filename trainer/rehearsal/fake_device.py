@@ -18,9 +18,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
-    UnsupportedFakeTensorException,
 )
-from torch._subclasses.fake_tensor import UnsupportedOperatorException as NoFakeKernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -190,11 +188,10 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
             values = computed(function, args, kwargs)
             if values is None:
                 rule = "depends on values of the device, and a rehearsal has none"
-                raise LaunchError(f"{_place()}: {function} {rule}") from None
+                place = line() or line(of_engine=True)
+                raise LaunchError(f"{place}: {function} {rule}") from None
             self.wait("needs a size", is_known=True)
             return tree_map(self.copied, values)
-        except (NoFakeKernel, UnsupportedFakeTensorException, NotImplementedError):
-            raise LaunchError(f"{_place()}: {function} cannot be rehearsed") from None
 
         fakes = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
         known = None
@@ -212,7 +209,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         positions: list[Any] = []
         for index in args[1]:
             values = values_of(index)
-            if values is not None and values.dtype in (torch.bool, torch.uint8):
+            if values is not None and values.dtype == torch.bool:
                 self.wait("needs a size", is_known=True)
                 positions += map(self.copied, values.nonzero(as_tuple=True))
             else:
@@ -228,7 +225,3 @@ def _refuse_mixed(function: Any, args: Sequence[Any]) -> None:
     kinds = {f"{t.dtype} on {t.device.type}" for t in tensors if t.is_floating_point()}
     if len(kinds) > 1:
         raise RuntimeError(f"{function} takes tensors of the same kind, not of {sorted(kinds)}")
-
-
-def _place() -> str:
-    return line() or line(of_engine=True)

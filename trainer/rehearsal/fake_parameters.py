@@ -31,7 +31,7 @@ def _set_data(tensor: Tensor, values: Tensor) -> None:
 def _address(tensor: FakeTensor) -> int:
     """Return a number of the storage, so that comparisons of addresses are right."""
     storage: int = tensor.untyped_storage()._cdata
-    return (storage << 40) + tensor.storage_offset() * tensor.itemsize
+    return (storage << 40) + int(tensor.storage_offset()) * tensor.itemsize
 
 
 def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Tensor:

@@ -47,7 +47,7 @@ def peak_of(device_name: str, precision: str) -> float | None:
         precision: of matrix products: ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
     """
     # "RTX 4090" is RTX4090 in the table, and "RTX PRO 6000" RTXPRO6000.
-    one_word = re.sub(r"RTX (PRO )?(?=\d)", r"RTX\1", device_name.upper()).replace("PRO ", "PRO")
+    one_word = re.sub(r"(RTX|PRO) (?=PRO|\d)", r"\1", device_name.upper())
     words = set(re.split(r"[^A-Z0-9]+", one_word))
     for name in sorted(KNOWN, key=len, reverse=True):  # H100-PCIe before H100
         # A variant that is a number is the memory, which does not change the peaks.

@@ -44,7 +44,7 @@ def take_over(folder: Path, entries: Sequence[Path], *, overwrite: bool, continu
             "folder, or --overwrite to replace a former run"
         )
 
-    foreign = sorted(entry.name for entry in entries if not is_of_a_run or not _is_ours(entry))
+    foreign = sorted(entry.name for entry in entries if not (is_of_a_run and _is_ours(entry)))
     if foreign:
         return (
             f"holds files that no run wrote ({listed(foreign)}); they are not deleted: give a new "
