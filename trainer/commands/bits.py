@@ -53,12 +53,12 @@ def first_difference(
     """
     for step in sorted(found):
         row = logged[step]
-        world = row["world"]
-        places = range(len(row["micro_batches"]))
-        micro_batches = [f"{place // world + 1} of rank {place % world}" for place in places]
-        kinds = {"micro_batches": micro_batches, "gradients": tensors, "weights": tensors}
         parts = []
-        for kind, names in kinds.items():
+        for kind in ("micro_batches", "gradients", "weights"):
+            names = tensors
+            if kind == "micro_batches":
+                places = (divmod(place, row["world"]) for place in range(len(row[kind])))
+                names = [f"{number + 1} of rank {rank}" for number, rank in places]
             digests = zip(names, row[kind], found[step][kind], strict=True)
             differing = [name for name, own, other in digests if own != other]
             if differing:

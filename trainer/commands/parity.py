@@ -68,8 +68,13 @@ def run(argv: Sequence[str]) -> int:
     alone = _one_process(map(_request, paths), config)
     if not config.global_batch_size:
         raise usage_error("global_batch_size", None, "is missing: the batch that all runs share")
-    training += [*STEPS_ALONE, "--log_every=1", "--overwrite=false", f"--max_steps={options.steps}"]
-    training.append(f"--warmup_steps={min(config.warmup_steps, options.steps)}")
+    training += [
+        *STEPS_ALONE,
+        "--log_every=1",
+        "--overwrite=false",
+        f"--max_steps={options.steps}",
+        f"--warmup_steps={min(config.warmup_steps, options.steps)}",
+    ]
     if alone is not None:
         paths.insert(0, "")
     # Numbered, because two files may have the same name.

@@ -39,8 +39,8 @@ def train(name: str, launch_file: str, arguments: Sequence[str], folder: Path) -
         words += ["-m", "torch.distributed.run", "--standalone"]
         words += ["--nproc_per_node", str(visible_gpus() or 2)]
         arguments = [launch_file, *arguments]
-    output = folder / "runs" / name
-    own = ["--run_name=null", f"--output_dir={as_literal(str(output))}"]
+    output = f"{folder}/runs/{name}"
+    own = ["--run_name=null", f"--output_dir={as_literal(output)}"]
     words += ["-m", "trainer", "train", *arguments, *own]
     log_file = folder / "logs" / f"{name}.txt"
     log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def train(name: str, launch_file: str, arguments: Sequence[str], folder: Path) -
         done = subprocess.run(words, stdout=log, stderr=log, check=False)
     if done.returncode:
         error = last_error(log_file.read_text(errors="replace"))
-        return Run(name=name, path=str(output), error=error)
+        return Run(name=name, path=output, error=error)
     return read_run(output)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -81,14 +80,12 @@ class Collective(NamedTuple):
         return _LATENCY + times * self.bytes * (1 - 1 / self.ranks) / rate
 
 
-def collective_of(
-    function: Any, arguments: Sequence[Any], named: Mapping[str, Any]
-) -> Collective | None:
+def collective_of(function: Any, arguments: Sequence[Any]) -> Collective | None:
     """Return the collective of an operation, or None. The agreement over gloo is left out."""
     space, _, name = function._schema.name.partition("::")
     if "c10d" not in space:
         return None
-    group = _group_in([*arguments, *named.values()])
+    group = _group_of(function, arguments)
     if group is None or group.group_desc == "agreement":
         return None
 
@@ -110,12 +107,11 @@ def collective_of(
     )
 
 
-def _group_in(arguments: Sequence[Any]) -> Any:
-    """Return the process group among the arguments of a collective."""
-    c10d: Any = dist.distributed_c10d
-    for argument in arguments:
-        if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
-            return dist.ProcessGroup.unbox(argument)
-        if isinstance(argument, str) and argument in c10d._world.pg_names.values():
-            return c10d._resolve_process_group(argument)
+def _group_of(function: Any, arguments: Sequence[Any]) -> Any:
+    """Return the process group among the arguments of an operation. None if there is none."""
+    for argument, value in zip(function._schema.arguments, arguments, strict=False):
+        if argument.name == "process_group":
+            return dist.ProcessGroup.unbox(value)
+        if argument.name == "group_name":
+            return dist.distributed_c10d._resolve_process_group(value)
     return None

@@ -88,7 +88,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 self.ledger.record(tensor)
-        collective = collective_of(function, args, kwargs)
+        collective = collective_of(function, args)
         if collective:
             self.collectives.append(collective)
             self.ledger.claim(EXCHANGED, tree_leaves((args, kwargs, result)))

@@ -85,9 +85,19 @@ class Job:
         with tempfile.TemporaryDirectory() as name:
             file = Path(name, "launch.json")  # an accelerate file may be JSON
             file.write_text(json.dumps(data))
-            words = [sys.executable, "-m", __package__, name, self.gpu, *self.words, *STEPS_ALONE]
             done = subprocess.run(
-                [*words, *_OFF, f"--output_dir={name}/run", f"--{option}={file}"],
+                [
+                    sys.executable,
+                    "-m",
+                    __package__,
+                    name,
+                    self.gpu,
+                    *self.words,
+                    *STEPS_ALONE,
+                    *_OFF,
+                    f"--output_dir={name}/run",
+                    f"--{option}={file}",
+                ],
                 env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
