@@ -113,12 +113,12 @@ def _task_defaults(task: Task, origins: Mapping[str, Origin]) -> dict[str, Any]:
     from .task import own_optimizer, own_schedule
 
     left_out = {key for key, origin in origins.items() if not origin.is_default}
-    if left_out & {"schedule", *WARMUPS}:
-        left_out.update(WARMUPS)
     if own_optimizer(task):
         left_out.update(OF_GROUPS)
     if own_schedule(task):
-        left_out.update(("schedule", *WARMUPS))
+        left_out.add("schedule")
+    if left_out & {"schedule", *WARMUPS}:
+        left_out.update(WARMUPS)
 
     return {key: value for key, value in task.fine_tuning_defaults().items() if key not in left_out}
 

@@ -33,16 +33,27 @@ def train(name: str, launch_file: str, arguments: Sequence[str], folder: Path) -
     print(f"{name} ...", flush=True)
     words = [sys.executable]
     if launch_file and kind_of(read_document(launch_file).data) == "accel_config":
-        words += ["-m", "accelerate.commands.launch", "--config_file", launch_file]
-        words += ["--main_process_port", "0"]  # a free port
+        words += [
+            "-m",
+            "accelerate.commands.launch",
+            "--config_file",
+            launch_file,
+            "--main_process_port",
+            "0",  # a free port
+        ]
     elif launch_file:  # does not say how many processes
-        words += ["-m", "torch.distributed.run", "--standalone"]
-        words += ["--nproc_per_node", str(visible_gpus() or 2)]
+        words += [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc_per_node",
+            str(visible_gpus() or 2),
+        ]
         arguments = [launch_file, *arguments]
     output = f"{folder}/runs/{name}"
     own = ["--run_name=null", f"--output_dir={as_literal(output)}"]
     words += ["-m", "trainer", "train", *arguments, *own]
-    log_file = folder / "logs" / f"{name}.txt"
+    log_file = folder / f"logs/{name}.txt"
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("w") as log:
         print(shlex.join(words), file=log, flush=True)

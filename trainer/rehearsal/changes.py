@@ -11,7 +11,7 @@ from ..config.documents import read_document
 from ..script import load_config, load_task
 from .job import Job
 
-_FILES = Path(__file__).parents[1] / "commands" / "templates" / "classifier"
+_FILES = Path(__file__).parents[1] / "commands/templates/classifier"
 _BY_TASK = "task_settings.activation_checkpointing"
 _BY_FSDP = "fsdp_activation_checkpointing"
 

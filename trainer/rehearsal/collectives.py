@@ -109,9 +109,10 @@ def collective_of(function: Any, arguments: Sequence[Any]) -> Collective | None:
 
 def _group_of(function: Any, arguments: Sequence[Any]) -> Any:
     """Return the process group among the arguments of an operation. None if there is none."""
+    c10d: Any = dist.distributed_c10d
     for argument, value in zip(function._schema.arguments, arguments, strict=False):
         if argument.name == "process_group":
             return dist.ProcessGroup.unbox(value)
         if argument.name == "group_name":
-            return dist.distributed_c10d._resolve_process_group(value)
+            return c10d._resolve_process_group(value)
     return None

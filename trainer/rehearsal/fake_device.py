@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only_
 
 from ..errors import LaunchError
 from .collectives import Collective, collective_of
@@ -85,9 +85,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # a DTensor runs the operation on its own part, which comes here
         kwargs = kwargs or {}
         result = self.run(function, args, kwargs)
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self.ledger.record(tensor)
+        tree_map_only_(Tensor, self.ledger.record, result)
         collective = collective_of(function, args)
         if collective:
             self.collectives.append(collective)
@@ -221,7 +219,10 @@ def _refuse_mixed(function: Any, args: Sequence[Any]) -> None:
     """Raise the ``RuntimeError`` of a kernel for inputs of several dtypes, or on two devices."""
     if function._schema.name.removeprefix("aten::") not in _OF_ONE_KIND:
         return
-    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor) and leaf.dim()]
-    kinds = {f"{t.dtype} on {t.device.type}" for t in tensors if t.is_floating_point()}
+    kinds = {
+        f"{leaf.dtype} on {leaf.device.type}"
+        for leaf in tree_leaves(args)
+        if isinstance(leaf, Tensor) and leaf.dim() and leaf.is_floating_point()
+    }
     if len(kinds) > 1:
         raise RuntimeError(f"{function} takes tensors of the same kind, not of {sorted(kinds)}")

@@ -146,5 +146,5 @@ class Ledger:
             total = sum(now.values())
             if total > phase["most"]:
                 phase.update(most=total, at_most=dict(now), line=place)
-        phases.pop("", None)
+        del phases[""]
         return phases

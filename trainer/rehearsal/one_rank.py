@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any
 
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_leaves
 
 from ..checkpoint.snapshot import take
 from ..hooks import Callback, StepInfo
@@ -89,9 +89,7 @@ class Observer(Callback):
     def _claim_optimizer(self, run: Run) -> None:
         optimizer = run.strategy.optimizer
         # With the copies in full precision that an engine steps.
-        groups = (group["params"] for group in optimizer.param_groups)
-        states = (state.values() for state in optimizer.state.values())
-        self.ledger.claim(OPTIMIZER, chain(*groups, *states))
+        self.ledger.claim(OPTIMIZER, tree_leaves((optimizer.param_groups, optimizer.state)))
 
     def _enter(self, phase: str) -> None:
         self.ledger.enter(phase if self.ledger.window == STEPS else "")

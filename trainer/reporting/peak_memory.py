@@ -48,9 +48,8 @@ class PeakMemory:
             # Not by getrusage: in a process that a large process started, ru_maxrss begins with the
             # size of that process.
             peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-            current = Counter(
-                resident=int(peak[1]) * 1024 if peak else 0
-            )  # some kernels do not tell
+            kibibytes = int(peak[1]) if peak else 0  # some kernels do not tell
+            current = Counter(resident=1024 * kibibytes)
 
         self.peaks[self.phase] |= current  # the larger of both counts
         return self.peaks[self.phase][next(iter(current))]
