@@ -20,6 +20,7 @@ from .errors import Origin, origin_of
 if TYPE_CHECKING:
     from .hooks import Callback
     from .launching import Launched
+    from .loop import Trainer
     from .task import Task
 
 
@@ -30,16 +31,21 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def train(argv: Sequence[str], *callbacks: Callback) -> dict[str, float]:
     """Train as ``main`` does, without leaving the process. Return the last evaluation."""
+    trainer = trainer_of(argv, *callbacks)
+    evaluation = trainer.fit()
+    trainer.run.close()
+    return evaluation
+
+
+def trainer_of(argv: Sequence[str], *callbacks: Callback) -> Trainer:
+    """Launch and build the training of a command line. Collective: call on every rank."""
     loaded = load_config(argv)  # first, and without torch: a wrong key is answered quickly
 
     from .loop import Trainer
 
     task, config = load_task(loaded)
     launched = launch_as(loaded, task, config)
-    trainer = Trainer(task, config, launched, callbacks=callbacks, origins=loaded.origins)
-    evaluation = trainer.fit()
-    trainer.run.close()
-    return evaluation
+    return Trainer(task, config, launched, callbacks=callbacks, origins=loaded.origins)
 
 
 def launch_as(loaded: Loaded, task: Task, config: TrainConfig) -> Launched:
@@ -107,12 +113,12 @@ def _task_defaults(task: Task, origins: Mapping[str, Origin]) -> dict[str, Any]:
     from .task import own_optimizer, own_schedule
 
     left_out = {key for key, origin in origins.items() if not origin.is_default}
-    if left_out & {"schedule", *WARMUPS}:
-        left_out.update(WARMUPS)
     if own_optimizer(task):
         left_out.update(OF_GROUPS)
     if own_schedule(task):
-        left_out.update(("schedule", *WARMUPS))
+        left_out.add("schedule")
+    if left_out & {"schedule", *WARMUPS}:
+        left_out.update(WARMUPS)
 
     return {key: value for key, value in task.fine_tuning_defaults().items() if key not in left_out}
 
@@ -121,5 +127,5 @@ def _folders(config_file: str | None) -> list[str]:
     """List the folders of a task's module: the working folder, the config's, and those between."""
     here = Path.cwd()
     folder = Path(config_file).resolve().parent if config_file else here
-    between = [path for path in (folder, *folder.parents) if here in path.parents]
-    return [str(path) for path in (here, *(between or [folder]))]
+    between = [path for path in folder.parents if here in path.parents]
+    return [str(path) for path in (here, folder, *between)]

@@ -1,6 +1,6 @@
 """One rank of a rehearsal, in a fork of a process that has imported the packages.
 
-tests/workers/rehearsed.py FOLDER
+tests/workers/rehearsed.py FOLDER GPU WORD ...
 """
 
 import runpy

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..hooks import Callback, StepInfo
 from ..private.torch import count_graphs
 from ..run import Run
-from ..text import clock, metrics_text, size
+from ..text import clock, metrics_text
 
 
 class Progress(Callback):
@@ -42,6 +42,5 @@ def _line(metrics: Mapping[str, float]) -> str:
     if metrics["seconds"] > 5 or not metrics["eta_seconds"]:  # few steps say little about the rest
         left = clock(round(metrics["eta_seconds"], -1))
     form = "loss {loss:.4f}  lr {lr:.2e}  norm {grad_norm:.3f}"
-    memory = size(metrics["peak_memory_bytes"])
     digits = 0 if speed >= 10 else 2
-    return f"{form.format_map(metrics)}  {speed:.{digits}f} {unit}/s  eta {left}  {memory}"
+    return f"{form.format_map(metrics)}  {speed:.{digits}f} {unit}/s  eta {left}"

@@ -35,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 means done, 1 a failure, and 2 a mistake in the command line or in a file.
     """
     words = sys.argv[1:] if argv is None else argv
-    if words and words[0].startswith("--local_rank="):  # from the deepspeed launcher
-        words = words[1:]
+    # The deepspeed launcher adds --local_rank=N in front.
+    words = [word for word in words if not word.startswith("--local_rank=")]
     command, *rest = words or ["--help"]
     try:
         code = 0
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("usage: trainer COMMAND ... | --version; trainer COMMAND --help tells more\n")
             print(columns([*COMMANDS.items()]))
         elif command in COMMANDS:
-            code = int(importlib.import_module(f".{command}", __package__).run(rest))
+            code = importlib.import_module(f".{command}", __package__).run(rest)
         else:
             raise usage_error("", command, f"unknown command; {did_you_mean(command, COMMANDS)}")
         sys.stdout.flush()  # raises BrokenPipeError if the reader has closed the pipe

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,7 +57,7 @@ def make_report(runs: Sequence[Run]) -> dict[str, Any]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         if run.curve("loss"):
-            settings = json.dumps(fingerprint(run.plan), sort_keys=True, default=str)
+            settings = json.dumps(fingerprint(run.plan), sort_keys=True)
             groups.setdefault(settings, []).append(run)
     if not groups:
         raise usage_error("", ", ".join(run.path for run in runs), "no step was logged")
@@ -75,7 +76,7 @@ def make_report(runs: Sequence[Run]) -> dict[str, Any]:
 
 def _entry(run: Run) -> dict[str, Any]:
     """Return the values of a run. An unknown value is None."""
-    last = {key: value for row in run.rows for key, value in row.items()}
+    last = ChainMap(*reversed(run.rows))
     return {
         "run": run.name,
         "strategy": run.plan["strategy"],

@@ -11,7 +11,7 @@ CNN 1.2e-2 away in the loss. A weight decay that got lost led a smooth CNN only 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -72,7 +72,7 @@ def largest(gaps: Mapping[int, float]) -> float:
     return float(np.max([*gaps.values()]))
 
 
-def judge(gaps: Gaps, bounds: Bounds, nudged: Sequence[Gaps] = ()) -> tuple[str, str]:
+def judge(gaps: Gaps, bounds: Bounds, nudged: Collection[Gaps] = ()) -> tuple[str, str]:
     """Judge whether a run is the same as a reference.
 
     Rounding hardly changes the first loss, which must be within the bound in any case.
@@ -105,7 +105,7 @@ def judge(gaps: Gaps, bounds: Bounds, nudged: Sequence[Gaps] = ()) -> tuple[str,
     return "rounding" if is_led else "differs", text
 
 
-def _led(step: int, key: str, nudged: Sequence[Gaps]) -> float:
+def _led(step: int, key: str, nudged: Collection[Gaps]) -> float:
     """Return how far rounding may lead at a step, given where it led the nudged runs."""
     near = [gap for gaps in nudged for at, gap in gaps[key].items() if at <= NUDGE_AHEAD * step]
     return NUDGE_FACTOR * max(near, default=0.0)

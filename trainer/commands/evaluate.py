@@ -84,23 +84,20 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
         raise TrainerError("stopped by a signal; no values were written")
     run.say(metrics_text(values))
 
-    out = Path(options.out or "")
-    if training.path and not options.out:
-        out = Path(training.path, "evaluations", f"{weights.resolve().name}.json")
-    if out.name and run.is_main:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(
-            json_text(
-                dict(
-                    run.facts,
-                    evaluated=str(weights),
-                    step=run.step,
-                    samples=run.samples,
-                    predictions=predicted,
-                    values=values,
-                )
-            )
+    of_run = f"{training.path}/evaluations/{weights.resolve().name}.json"
+    out = options.out or (training.path and of_run)
+    if out and run.is_main:
+        facts = dict(
+            run.facts,
+            evaluated=str(weights),
+            step=run.step,
+            samples=run.samples,
+            predictions=predicted,
+            values=values,
         )
+        file = Path(out)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json_text(facts))
         run.say(f"values: {out}")
     run.close()
     return values
@@ -134,9 +131,6 @@ def _trained(weights: Path, summary: Mapping[str, Any]) -> tuple[int, int]:
 def _build(words: Sequence[str], weights: Path, training: Training) -> Run:
     """Build a run that evaluates a model with the config of its training."""
     from ..building.build import build_for_evaluation
-
-    if not words:
-        raise usage_error("", str(weights), "belongs to no run; add --config FILE")
 
     import_code_of(training)
     loaded = load_config(words)

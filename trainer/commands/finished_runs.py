@@ -92,7 +92,7 @@ def read_run(path: str | Path) -> Run:
         raise Origin(str(file)).error(rule) from None
 
     # Without the key all runs of a task have the same name.
-    name = str(plan["run_name"]) if config.get("run_name") else folder.resolve().name
+    name = plan["run_name"] if config.get("run_name") else folder.resolve().name
     plan = {**DEFAULTS, **config, **plan}
     return Run(name=name, path=str(path), plan=plan, rows=rows, summary=summary)
 

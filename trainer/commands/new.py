@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .usage import Options, read_folders
 
-TEMPLATE = Path(__file__).parent / "templates" / "classifier"
+TEMPLATE = Path(__file__).parent / "templates/classifier"
 
 
 def run(argv: Sequence[str]) -> int:

@@ -64,21 +64,26 @@ def run(argv: Sequence[str]) -> int:
     config = load_config(training).config
     if not launch_files:
         raise usage_error("", None, "name launch files, as in accel_configs/")
-    files: list[str | None] = [file.path for file in launch_files]
-    alone = _one_process(map(_request, files), config)
+    paths = [file.path for file in launch_files]
+    alone = _one_process(map(_request, paths), config)
     if not config.global_batch_size:
         raise usage_error("global_batch_size", None, "is missing: the batch that all runs share")
-    training += [*STEPS_ALONE, "--log_every=1", "--overwrite=false", f"--max_steps={options.steps}"]
-    training.append(f"--warmup_steps={min(config.warmup_steps, options.steps)}")
+    training += [
+        *STEPS_ALONE,
+        "--log_every=1",
+        "--overwrite=false",
+        f"--max_steps={options.steps}",
+        f"--warmup_steps={min(config.warmup_steps, options.steps)}",
+    ]
     if alone is not None:
-        files.insert(0, None)
+        paths.insert(0, "")
     # Numbered, because two files may have the same name.
-    names = [f"{number}-{Path(file or 'one-process').stem}" for number, file in enumerate(files)]
+    files = {f"{at}-{Path(path or 'one-process').stem}": path for at, path in enumerate(paths)}
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.to or temporary)
 
-        def start(name: str, file: str | None, seed: int = 0) -> Run:
+        def start(name: str, file: str, seed: int = 0) -> Run:
             callbacks = [*config.callbacks, {"trainer.commands.nudged:Weights": {"seed": seed}}]
             if "--same_bits=false" in training:
                 callbacks.append("trainer.callbacks.digest_file:Digests")
@@ -87,22 +92,23 @@ def run(argv: Sequence[str]) -> int:
             return train(name, file, [*training, *own, more], folder)
 
         if options.bits:
-            return _compare_bits(names, files, start, training)
-        runs = [*map(start, names, files)]
+            return _compare_bits(files, start, training)
+        runs = [start(*item) for item in files.items()]
         ended = [run for run in runs if not run.error]
         bounds = max((bounds_of(run.plan) for run in ended), default=EXACT)
         gaps = {run.name: _gaps(run, ended[0]) for run in ended}
-        verdicts = {name: judge(own, bounds) for name, own in gaps.items()}
-        unsettled = "unknown"
         nudged: dict[str, Gaps] = {}
-        while len(nudged) < options.nudges and unsettled in dict(verdicts.values()):
-            run = start(f"nudged-{len(nudged) + 1}", files[runs.index(ended[0])], len(nudged) + 1)
+        while True:
+            verdicts = {name: judge(own, bounds, nudged.values()) for name, own in gaps.items()}
+            unsettled = "differs" if nudged else "unknown"
+            if len(nudged) == options.nudges or unsettled not in dict(verdicts.values()):
+                break
+            seed = len(nudged) + 1
+            run = start(f"nudged-{seed}", files[ended[0].name], seed)
             runs.append(run)
             if run.error:
                 break
             nudged[run.name] = _gaps(run, ended[0])
-            verdicts = {name: judge(own, bounds, [*nudged.values()]) for name, own in gaps.items()}
-            unsettled = "differs"
 
         verdicts |= dict.fromkeys(nudged, ("nudged", ""))
         verdicts |= {run.name: ("reference", "") for run in ended[:1]}
@@ -110,10 +116,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _compare_bits(
-    names: Sequence[str],
-    files: Sequence[str | None],
-    start: Callable[[str, str | None], Run],
-    training: list[str],
+    files: Mapping[str, str], start: Callable[[str, str], Run], training: list[str]
 ) -> int:
     """Train under each file with the mode and without, and print the first bits that differ."""
     rows = [["run", "same_bits", "first difference"]]
@@ -121,7 +124,7 @@ def _compare_bits(
     for mode in ("true", "false"):
         training.append(f"--same_bits={mode}")
         reference = None
-        for name, file in zip(names, files, strict=True):
+        for name, file in files.items():
             run = start(f"{name}-{mode}", file)
             text = run.error
             if not text:
@@ -135,9 +138,9 @@ def _compare_bits(
     return is_wrong
 
 
-def _request(path: str | None) -> Request:
+def _request(path: str) -> Request:
     """Read a launch file, whose job must run on this machine."""
-    request = read_launch_file(str(path))
+    request = read_launch_file(path)
     if request.num_machines > 1:
         raise usage_error("", path, "has num_machines above 1; runs start on this machine")
     return request
@@ -147,11 +150,10 @@ def _one_process(requests: Iterable[Request], config: TrainConfig) -> list[str] 
     """Return the settings that only launch files hold. None if a file holds an optimizer."""
     words = []
     for request in requests:
-        if request.settings.keys() & {"optimizer", "schedule"}:
-            return None
-        for key in ("mixed_precision", "max_grad_norm"):
-            found = request.settings.get(key)
-            if found and getattr(config, key) is None:
+        for key, found in request.settings.items():
+            if key in ("optimizer", "schedule"):
+                return None
+            if key in ("mixed_precision", "max_grad_norm") and getattr(config, key) is None:
                 words.append(f"--{key}={found.value}")
     return words
 
@@ -161,7 +163,7 @@ def _report(
     gaps: Mapping[str, Gaps],
     verdicts: Mapping[str, tuple[str, str]],
     bounds: Bounds,
-    to: str | None = None,
+    to: str | None,
 ) -> int:
     """Print the table of the runs and the verdict, and return the exit code."""
     rows = [["run", "batch", "loss", "norm", "weights", "verdict"]]
@@ -179,13 +181,12 @@ def _report(
     if any("rounding" in row for row in rows):
         within = f"within what rounding does to this model, not {within}"
     head = "largest relative differences; weights: relative to how far they moved"
-    text = "\n".join([columns(rows), head, f"{'NOT ' if wrong else ''}the same {within}", *wrong])
+    text = "\n".join([columns(rows), head, "NOT " * bool(wrong) + f"the same {within}", *wrong])
     print(text)
     if to:
-        page = Path(to, "compare.html")
         try:
-            write_page(page, text, runs)
-            print(f"curves: {page}")
+            write_page(Path(to, "compare.html"), text, runs)
+            print(f"curves: {to}/compare.html")
         except ConfigError as error:
             print(error)
     return bool(wrong)

@@ -92,10 +92,10 @@ def _rehearsed(
         (file, Job(launch_file=data, file=file, words=words, gpus=gpus, gpu=gpu))
         for file, data in files.items()
     )
-    found = {}
-    for file, result in rehearsed(jobs):
-        kinds = result["phases"][result["peak"]]["at_most"]
-        found[file] = {**kinds, "on the GPU": result["most"]}
+    found = {
+        file: {**result["phases"][result["peak"]]["at_most"], "on the GPU": result["most"]}
+        for file, result in rehearsed(jobs)
+    }
     if not found:
         raise LaunchError("no launch file can run")
     return found

@@ -12,6 +12,7 @@ from the links of the GPU, without overlap. Nothing is compiled.
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -79,19 +80,15 @@ def run(argv: Sequence[str]) -> int:
 
 def _summed(result: Mapping[str, Any], gpu: str) -> list[dict[str, Any]]:
     """Return the collectives of a step by kind, group and dtype."""
-    sums: dict[Any, dict[str, Any]] = {}
+    sums: dict[tuple[str, int, int], Any] = defaultdict(Counter)
     for fields in result["collectives"][result["first"] :]:
         made = Collective(*fields)
-        kind = {
-            "kind": f"{made.kind} {made.dtype}",
-            "ranks": made.ranks,
-            "machines": made.machines,
-        }
-        found = sums.setdefault(str(kind), {**kind, "count": 0, "bytes": 0, "seconds": 0})
-        found["count"] += 1
-        found["bytes"] += made.bytes
-        found["seconds"] += made.seconds(gpu)
-    return [*sums.values()]
+        found = sums[f"{made.kind} {made.dtype}", made.ranks, made.machines]
+        found.update(count=1, bytes=made.bytes, seconds=made.seconds(gpu))
+    return [
+        {"kind": kind, "ranks": ranks, "machines": machines, **found}
+        for (kind, ranks, machines), found in sums.items()
+    ]
 
 
 def table_of(report: Mapping[str, Any]) -> str:
@@ -103,8 +100,8 @@ def table_of(report: Mapping[str, Any]) -> str:
     for name, phase in phases.items():
         rows.append([name, *map(size, phase["at_most"].values()), size(phase["most"])])
     peak = report["peak"]
-    lines = [table(facts, plan["notices"]), columns(rows)]
-    lines += [f"most in {peak}: {phases[peak]['line']}", ""]
+    most = f"most in {peak}: {phases[peak]['line']}"
+    lines = [table(facts, plan["notices"]), columns(rows), most, ""]
 
     rows = [["collectives of a step", "ranks", "count", "bytes", "seconds (estimate)"]]
     for made in report["collectives"]:
@@ -112,9 +109,11 @@ def table_of(report: Mapping[str, Any]) -> str:
         rows.append([*cells, f"{made['seconds']:.3f}"])
     lines.append(columns(rows))
 
-    for kind, line, _, is_guessed, times in report["reads"]:
-        if is_guessed:
-            lines.append(f"note: {line} {kind} that is not known ({times} a step): elements are 1")
+    lines += [
+        f"note: {line} {kind} that is not known ({times} a step): elements are 1"
+        for kind, line, _, is_guessed, times in report["reads"]
+        if is_guessed
+    ]
     return "\n".join([*lines, report["difference"], "nothing is compiled"])
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from accelerate.utils import broadcast_object_list
 from pydantic import Field
@@ -31,9 +31,8 @@ from ..errors import TrainerError, usage_error
 from ..rehearsal.steps_alone import STEPS_ALONE
 from ..reporting.say import say
 from ..script import launch_as, load_config, load_task
-from ..strategies.exact import Exact
 from .bits import first_difference, read_digests
-from .finished_runs import Run, import_code_of, read_run
+from .finished_runs import import_code_of, read_run
 from .usage import read_words
 
 # Files and evaluations would change no bit of a step.
@@ -72,7 +71,11 @@ def replay(argv: Sequence[str]) -> None:
     import_code_of(training)
     # A launch file may have given these.
     own = [f"--{key}={training.plan[key] or 0}" for key in ("mixed_precision", "max_grad_norm")]
-    own += [*_OFF, f"--stop_at={options.step}", *_start(training, options.step)]
+    own += [*_OFF, f"--stop_at={options.step}"]
+    # Without a checkpoint before the step the run's own resume and weights count.
+    checkpoints = listing(Path(target, "checkpoints"))
+    before = [info.path for info in checkpoints if not info.problem and info.step < options.step]
+    own += [f"--resume={path}" for path in before[:1]]
     loaded = load_config([f"{target}/config.yaml", *files, *own, *settings])
     task, config = load_task(loaded)
     launched = launch_as(loaded, task, config)
@@ -83,9 +86,10 @@ def replay(argv: Sequence[str]) -> None:
         (shared,) = broadcast_object_list([folder])
         config = replace(config, output_dir=shared)
         trainer = Trainer(task, config, launched, origins=loaded.origins)
-        strategy = trainer.run.strategy
-        assert isinstance(strategy, Exact)
-        strategy.counts = Counter() if options.sums else None
+        counts: Counter[str] = Counter()
+        if options.sums:
+            strategy: Any = trainer.run.strategy
+            strategy.counts = counts
         for _ in trainer.steps():
             pass
         trainer.run.close()
@@ -97,19 +101,9 @@ def replay(argv: Sequence[str]) -> None:
     text = f"steps {min(done)} to {options.step}: {differs or 'nothing differs'}"
     for line in differences(attempt["facts"], own_attempt["facts"]):
         text += f"\nother facts: {line}"
-    if strategy.counts is not None:
+    if options.sums:
         sums = "\nof {additions:,} additions of gradients float64 rounded {rounded:,}"
-        text += sums.format_map(strategy.counts)
+        text += sums.format_map(counts)
     if differs:
         raise TrainerError(text)
     say(text)
-
-
-def _start(training: Run, step: int) -> list[str]:
-    """Return the settings that begin with the nearest checkpoint before a step, or with none."""
-    for info in listing(Path(training.path, "checkpoints")):
-        if not info.problem and info.step < step:
-            return [f"--resume={info.path}", "--weights=null"]
-    # Another run's checkpoint or weights, of which this run has branched off.
-    first, weights = (training.plan[key] or "null" for key in ("resume", "weights"))
-    return [f"--weights={weights}", f"--resume={'none' if first == 'auto' else first}"]

@@ -18,6 +18,8 @@ from ..errors import usage_error
 from ..script import load_config, load_task
 from .usage import Options, read_words
 
+_COLUMNS = ("input_ids", "labels", "position_ids", "attention_mask")
+
 
 def run(argv: Sequence[str]) -> int:
     """Print the batch, and return 0."""
@@ -42,11 +44,8 @@ def run(argv: Sequence[str]) -> int:
         print(f"note: {notice}")
 
     sides = (": chosen", ": rejected") if isinstance(task, PreferenceTask) else ("",)
-    rows = len(batch["input_ids"])
-    # A batch may also have the boundaries of documents, and their longest length.
-    columns = {name: c for name, c in batch.items() if getattr(c, "shape", ())[:1] == (rows,)}
-    for number in range(rows):
-        row = {name: column[number].tolist() for name, column in columns.items()}
+    for number in range(len(batch["input_ids"])):
+        row = {name: batch[name][number].tolist() for name in _COLUMNS if name in batch}
         place, side = divmod(number, len(sides))
         print(f"== row {place + 1}{sides[side]}")
         if isinstance(task, SequenceClassifier):

@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ..config.arguments import kind_of
@@ -26,31 +25,43 @@ _ERROR = re.compile(
 )
 
 
-def train(name: str, launch_file: str | None, arguments: Sequence[str], folder: Path) -> Run:
+def train(name: str, launch_file: str, arguments: Sequence[str], folder: Path) -> Run:
     """Train, wait for the end, and read the run back. A run that failed has a name and an error.
 
-    Without a launch file a single process trains. logs/NAME.txt has the command and the output.
+    Without a launch file ("") a single process trains. logs/NAME.txt has the command and output.
     """
     print(f"{name} ...", flush=True)
     words = [sys.executable]
     if launch_file and kind_of(read_document(launch_file).data) == "accel_config":
-        words += ["-m", "accelerate.commands.launch", "--config_file", launch_file]
-        words += ["--main_process_port", "0"]  # a free port
+        words += [
+            "-m",
+            "accelerate.commands.launch",
+            "--config_file",
+            launch_file,
+            "--main_process_port",
+            "0",  # a free port
+        ]
     elif launch_file:  # does not say how many processes
-        words += ["-m", "torch.distributed.run", "--standalone"]
-        words += ["--nproc_per_node", str(visible_gpus() or 2)]
+        words += [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc_per_node",
+            str(visible_gpus() or 2),
+        ]
         arguments = [launch_file, *arguments]
-    output = folder / "runs" / name
-    words += ["-m", "trainer", "train", *arguments, f"--output_dir={as_literal(str(output))}"]
-    log_file = folder / "logs" / f"{name}.txt"
+    output = f"{folder}/runs/{name}"
+    own = ["--run_name=null", f"--output_dir={as_literal(output)}"]
+    words += ["-m", "trainer", "train", *arguments, *own]
+    log_file = folder / f"logs/{name}.txt"
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("w") as log:
         print(shlex.join(words), file=log, flush=True)
         done = subprocess.run(words, stdout=log, stderr=log, check=False)
     if done.returncode:
         error = last_error(log_file.read_text(errors="replace"))
-        return Run(name=name, path=str(output), error=error)
-    return replace(read_run(output), name=name)
+        return Run(name=name, path=output, error=error)
+    return read_run(output)
 
 
 def last_error(log: str) -> str:

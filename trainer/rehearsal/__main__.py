@@ -1,6 +1,7 @@
-"""``python -m trainer.rehearsal FOLDER``: rehearse the rank of ``request.json`` there.
+"""``python -m trainer.rehearsal FOLDER GPU WORD ...``: rehearse a rank of a command line.
 
-The result is written to ``result.json``. A user's mistake is a result with the text as ``error``.
+The result is written to FOLDER/result.json. A user's mistake is a result with the text as
+``error``.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from ..errors import TrainerError
 from ..text import told
 from .device_guard import load_guard
 
-folder = Path(sys.argv[1])
 try:
     load_guard()  # before torch is imported
     from .one_rank import rehearse
 
-    result = rehearse(json.loads((folder / "request.json").read_text()))
+    result = rehearse(sys.argv[2], sys.argv[3:])
 except TrainerError as error:
     result = {"error": str(error)}
 except Exception as error:  # of a task, a model or a kernel
@@ -27,4 +27,4 @@ except Exception as error:  # of a task, a model or a kernel
 
     traceback.print_exc()
     sys.exit(": ".join(filter(None, [line_of(error), told(error)])))
-(folder / "result.json").write_text(json.dumps(result))
+Path(sys.argv[1], "result.json").write_text(json.dumps(result))

@@ -11,14 +11,14 @@ from ..config.documents import read_document
 from ..script import load_config, load_task
 from .job import Job
 
-_FILES = Path(__file__).parents[1] / "commands" / "templates" / "classifier"
+_FILES = Path(__file__).parents[1] / "commands/templates/classifier"
 _BY_TASK = "task_settings.activation_checkpointing"
 _BY_FSDP = "fsdp_activation_checkpointing"
 
 
 def committed(name: str) -> dict[str, Any]:
     """Return the content of a launch file that ``trainer new`` writes (accel_configs/ddp.yaml)."""
-    return dict(read_document(_FILES / name).data)
+    return read_document(_FILES / name).data
 
 
 def changes_of(job: Job, plan: Mapping[str, Any]) -> Iterator[tuple[str, Job]]:
@@ -26,7 +26,7 @@ def changes_of(job: Job, plan: Mapping[str, Any]) -> Iterator[tuple[str, Job]]:
     task, _ = load_task(load_config(job.words))
     recomputes = getattr(task, "activation_checkpointing", None)
     fsdp = job.launch_file.get("fsdp_config")
-    if recomputes is not None and not recomputes:
+    if recomputes is False:
         yield f"{_BY_TASK}: true", job.with_settings(**{_BY_TASK: "true"})
     elif recomputes is None and fsdp and not fsdp.get(_BY_FSDP):
         file = {**job.launch_file, "fsdp_config": {**fsdp, _BY_FSDP: True}}

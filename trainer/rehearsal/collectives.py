@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -81,25 +80,23 @@ class Collective(NamedTuple):
         return _LATENCY + times * self.bytes * (1 - 1 / self.ranks) / rate
 
 
-def collective_of(
-    function: Any, arguments: Sequence[Any], named: Mapping[str, Any]
-) -> Collective | None:
+def collective_of(function: Any, arguments: Sequence[Any]) -> Collective | None:
     """Return the collective of an operation, or None. The agreement over gloo is left out."""
     space, _, name = function._schema.name.partition("::")
     if "c10d" not in space:
         return None
-    name = name.replace("_", "")
-    kind = next((kind for kind in _KINDS if name.startswith(kind.replace("-", ""))), None)
-    group = _group_in([*arguments, *named.values()])
-    if kind is None or group is None or group.group_desc == "agreement":
+    group = _group_of(function, arguments)
+    if group is None or group.group_desc == "agreement":
         return None
 
+    name = name.replace("_", "")
+    kind = next(kind for kind in _KINDS if name.startswith(kind.replace("-", "")))
     sides = [[t for t in tree_leaves(side) if isinstance(t, Tensor)] for side in arguments[:2]]
     tensors = sides[0] or sides[-1]
     whole = max(sum(tensor.nbytes for tensor in side) for side in sides)
     if space == "_c10d_functional" and kind == "all-gather":
         whole *= group.size()  # the result is not an argument
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local = int(os.environ["LOCAL_WORLD_SIZE"])
     return Collective(
         kind=kind,
         dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
@@ -110,12 +107,12 @@ def collective_of(
     )
 
 
-def _group_in(arguments: Sequence[Any]) -> Any:
-    """Return the process group among the arguments of a collective."""
+def _group_of(function: Any, arguments: Sequence[Any]) -> Any:
+    """Return the process group among the arguments of an operation. None if there is none."""
     c10d: Any = dist.distributed_c10d
-    for argument in arguments:
-        if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
-            return dist.ProcessGroup.unbox(argument)
-        if isinstance(argument, str) and argument in c10d._world.pg_names.values():
-            return c10d._resolve_process_group(argument)
+    for argument, value in zip(function._schema.arguments, arguments, strict=False):
+        if argument.name == "process_group":
+            return dist.ProcessGroup.unbox(value)
+        if argument.name == "group_name":
+            return c10d._resolve_process_group(value)
     return None

@@ -37,9 +37,21 @@ def load_guard() -> None:
 def _compile(torch_folder: Path, folder: Path) -> None:
     """Compile the guard into a folder."""
     include = torch_folder / "include"
-    words = [os.environ.get("CXX", "g++"), "-O1", "-shared", "-fPIC", "-std=c++20"]
-    words += [f"-I{include}", f"-I{include}/torch/csrc/api/include", str(_SOURCE)]
-    words += ["-o", f"{folder}/{_LIBRARY}", f"-L{torch_folder}/lib", "-lc10", "-ltorch_cpu"]
+    words = [
+        os.environ.get("CXX", "g++"),
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-std=c++20",
+        f"-I{include}",
+        f"-I{include}/torch/csrc/api/include",
+        str(_SOURCE),
+        "-o",
+        f"{folder}/{_LIBRARY}",
+        f"-L{torch_folder}/lib",
+        "-lc10",
+        "-ltorch_cpu",
+    ]
     try:
         subprocess.run(words, check=True)
     except (OSError, subprocess.CalledProcessError) as error:

@@ -18,11 +18,9 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
-    UnsupportedFakeTensorException,
 )
-from torch._subclasses.fake_tensor import UnsupportedOperatorException as NoFakeKernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only_
 
 from ..errors import LaunchError
 from .collectives import Collective, collective_of
@@ -37,10 +35,24 @@ _LARGE = 1 << 16
 # Operations whose kernels refuse inputs of several dtypes, or on two devices. torch's rules for
 # fake tensors let them pass. CPUs take float32 norms of bf16, and GPUs do not (pytorch#188503).
 _OF_ONE_KIND = {
-    *("mm", "mv", "bmm", "addmm", "addmv", "baddbmm", "convolution"),
-    *("native_layer_norm", "native_group_norm"),
-    *("index_add", "index_add_", "index_copy", "index_copy_", "index_put", "index_put_"),
-    *("grid_sampler_2d", "grid_sampler_3d", "binary_cross_entropy"),
+    "mm",
+    "mv",
+    "bmm",
+    "addmm",
+    "addmv",
+    "baddbmm",
+    "convolution",
+    "native_layer_norm",
+    "native_group_norm",
+    "index_add",
+    "index_add_",
+    "index_copy",
+    "index_copy_",
+    "index_put",
+    "index_put_",
+    "grid_sampler_2d",
+    "grid_sampler_3d",
+    "binary_cross_entropy",
 }
 _DOWN = ("cuda", "cpu")
 _FILLS = {_ATEN.masked_fill.Scalar, _ATEN.masked_fill_.Scalar, _ATEN.fill_.Scalar}
@@ -73,10 +85,8 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # a DTensor runs the operation on its own part, which comes here
         kwargs = kwargs or {}
         result = self.run(function, args, kwargs)
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self.ledger.record(tensor)
-        collective = collective_of(function, args, kwargs)
+        tree_map_only_(Tensor, self.ledger.record, result)
+        collective = collective_of(function, args)
         if collective:
             self.collectives.append(collective)
             self.ledger.claim(EXCHANGED, tree_leaves((args, kwargs, result)))
@@ -146,7 +156,8 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         is_new = not any(isinstance(leaf, Tensor) for leaf in leaves)
         if self.large_is_fake and is_new and str(kwargs.get("device")) != "meta":
-            planned = {key: value for key, value in kwargs.items() if key != "pin_memory"}
+            planned = dict(kwargs)
+            planned.pop("pin_memory", None)
             made = self._without_values(function, args, planned)
             if isinstance(made, FakeTensor) and made.nbytes > _LARGE:
                 return made
@@ -155,8 +166,9 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def wait(self, kind: str, *, is_known: bool = False) -> None:
         place = place_of_code(of_engine=True)
         is_guessed = not is_known and place[0] != "" and place == place_of_code()
-        self.reads[(kind, *place, is_guessed)] += 1
-        if is_guessed and self.reads[(kind, *place, True)] > _MOST_READS:
+        key = (kind, *place, is_guessed)
+        self.reads[key] += 1
+        if is_guessed and self.reads[key] > _MOST_READS:
             rule = f"reads a value of the device {_MOST_READS:,} times in a step, and a rehearsal"
             raise LaunchError(f"{place[0]}: {rule} has none: a loop for a value never ends")
 
@@ -174,11 +186,10 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
             values = computed(function, args, kwargs)
             if values is None:
                 rule = "depends on values of the device, and a rehearsal has none"
-                raise LaunchError(f"{_place()}: {function} {rule}") from None
+                place = line() or line(of_engine=True)
+                raise LaunchError(f"{place}: {function} {rule}") from None
             self.wait("needs a size", is_known=True)
             return tree_map(self.copied, values)
-        except (NoFakeKernel, UnsupportedFakeTensorException, NotImplementedError):
-            raise LaunchError(f"{_place()}: {function} cannot be rehearsed") from None
 
         fakes = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
         known = None
@@ -196,7 +207,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         positions: list[Any] = []
         for index in args[1]:
             values = values_of(index)
-            if values is not None and values.dtype in (torch.bool, torch.uint8):
+            if values is not None and values.dtype == torch.bool:
                 self.wait("needs a size", is_known=True)
                 positions += map(self.copied, values.nonzero(as_tuple=True))
             else:
@@ -208,11 +219,10 @@ def _refuse_mixed(function: Any, args: Sequence[Any]) -> None:
     """Raise the ``RuntimeError`` of a kernel for inputs of several dtypes, or on two devices."""
     if function._schema.name.removeprefix("aten::") not in _OF_ONE_KIND:
         return
-    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor) and leaf.dim()]
-    kinds = {f"{t.dtype} on {t.device.type}" for t in tensors if t.is_floating_point()}
+    kinds = {
+        f"{leaf.dtype} on {leaf.device.type}"
+        for leaf in tree_leaves(args)
+        if isinstance(leaf, Tensor) and leaf.dim() and leaf.is_floating_point()
+    }
     if len(kinds) > 1:
         raise RuntimeError(f"{function} takes tensors of the same kind, not of {sorted(kinds)}")
-
-
-def _place() -> str:
-    return line() or line(of_engine=True)

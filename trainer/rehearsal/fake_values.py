@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_any_only, tree_map_only
 
 _KEPT = 1 << 23  # bytes of a tensor of whole numbers whose values are known
 # Functions of DeepSpeed, and of torch's scaler of fp16, for which 0 means that all is well.
@@ -32,17 +32,13 @@ def values_of(leaf: Any) -> Tensor | None:
 
 def computed(function: Any, args: Sequence[Any], kwargs: Any) -> Any:
     """Run an operation on whole numbers that are all known. Return None if some are not."""
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    if any(values_of(tensor) is None for tensor in tensors) or "empty" in str(function):
+    is_unknown = tree_any_only(Tensor, lambda leaf: values_of(leaf) is None, (args, kwargs))
+    if is_unknown or "empty" in str(function):
         return None
-
-    def on_host(leaf: Any) -> Any:
-        if isinstance(leaf, torch.device):
-            return torch.device("cpu")
-        return values_of(leaf) if isinstance(leaf, Tensor) else leaf
-
     with contextlib.suppress(RuntimeError, TypeError):
-        here, named = tree_map(on_host, (list(args), kwargs))
+        here, named = tree_map_only(Tensor, values_of, (list(args), kwargs))
+        if "device" in named:
+            named["device"] = torch.device("cpu")
         return function(*here, **named)
     return None
 
@@ -62,11 +58,9 @@ def judge(function: Any, args: Sequence[Any], result: Any) -> None:
     if not is_bool or values_of(result) is not None:
         return
 
-    def stand_in(leaf: Any) -> Any:
-        if isinstance(leaf, FakeTensor):
-            return torch.full((1,) * leaf.dim(), element(leaf))
-        return leaf
+    def stand_in(leaf: FakeTensor) -> Tensor:
+        return torch.full((1,) * leaf.dim(), element(leaf))
 
     # The operation may refuse tensors of one element. Then each element of the result is true.
     with contextlib.suppress(Exception):
-        result.truth = bool(function(*tree_map(stand_in, list(args))).all())
+        result.truth = bool(function(*tree_map_only(FakeTensor, stand_in, list(args))).all())

@@ -64,49 +64,55 @@ class Job:
 
     def _rehearse(self, rank: int) -> dict[str, Any]:
         machine_size = min(self.gpus, self.per_machine)
-        machines = -(-self.gpus // self.per_machine)
-        environment = {"OMP_NUM_THREADS": 1, "DS_ACCELERATOR": "cuda", "CUDA_VISIBLE_DEVICES": 0}
+        environment = dict(
+            os.environ, OMP_NUM_THREADS="1", DS_ACCELERATOR="cuda", CUDA_VISIBLE_DEVICES="0"
+        )
         if self.launch_file.get("distributed_type") != "NO":
             environment |= {
-                "RANK": rank,
-                "WORLD_SIZE": self.gpus,
-                "LOCAL_RANK": rank % machine_size,
-                "LOCAL_WORLD_SIZE": machine_size,
-                "GROUP_RANK": rank // machine_size,
-                "GROUP_WORLD_SIZE": machines,
+                "RANK": f"{rank}",
+                "WORLD_SIZE": f"{self.gpus}",
+                "LOCAL_RANK": f"{rank % machine_size}",
+                "LOCAL_WORLD_SIZE": f"{machine_size}",
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": 0,
+                "MASTER_PORT": "0",
             }
         option = kind_of(self.launch_file)
         data = self.launch_file
         if option == "accel_config":
-            data = {**data, "num_processes": self.gpus, "num_machines": machines}
-            data |= {"machine_rank": 0, "use_cpu": False}
+            machines = -(-self.gpus // self.per_machine)
+            of_job = {"num_processes": self.gpus, "num_machines": machines, "machine_rank": 0}
+            data = {**data, **of_job, "use_cpu": False}
         with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            file = folder / "launch.json"  # an accelerate file may be JSON
+            file = Path(name, "launch.json")  # an accelerate file may be JSON
             file.write_text(json.dumps(data))
-            words = [*self.words, *STEPS_ALONE, *_OFF, f"--output_dir={name}/run"]
-            words.append(f"--{option}={file}")
-            request = {"words": words, "rank": rank, "gpus": self.gpus, "gpu": self.gpu}
-            (folder / "request.json").write_text(json.dumps(request))
             done = subprocess.run(
-                [sys.executable, "-m", __package__, name],
-                env=os.environ | {key: str(value) for key, value in environment.items()},
+                [
+                    sys.executable,
+                    "-m",
+                    __package__,
+                    name,
+                    self.gpu,
+                    *self.words,
+                    *STEPS_ALONE,
+                    *_OFF,
+                    f"--output_dir={name}/run",
+                    f"--{option}={file}",
+                ],
+                env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
                 check=False,
             )
-            result = folder / "result.json"
+            result = Path(name, "result.json")
             if not result.exists():
                 Path("rehearsal.log").write_text(done.stdout)
                 *_, last = done.stdout.strip().split("\n")
                 raise LaunchError(f"rank {rank} ends with an error (rehearsal.log): {last}")
-            found = json.loads(result.read_text().replace(f"{file}:1", self.file))
+            found: dict[str, Any] = json.loads(result.read_text().replace(f"{file}:1", self.file))
         if "error" in found:
             raise LaunchError(found["error"])
-        return dict(found)
+        return found
 
 
 def rehearsed(jobs: Iterable[tuple[str, Job]]) -> Iterator[tuple[str, dict[str, Any]]]:

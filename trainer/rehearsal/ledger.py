@@ -127,6 +127,7 @@ class Ledger:
         for block in self._blocks.values():
             if block.bytes and block.window == self.window:
                 block.kind = kind
+                block.window = -1
 
     # -- report -----------------------------------------------------------------------------------
 
@@ -145,5 +146,5 @@ class Ledger:
             total = sum(now.values())
             if total > phase["most"]:
                 phase.update(most=total, at_most=dict(now), line=place)
-        phases.pop("", None)
+        del phases[""]
         return phases

@@ -39,14 +39,12 @@ def _build(
         )
         if model.get_input_embeddings().num_embeddings < vocabulary:
             model.resize_token_embeddings(vocabulary, mean_resizing=False)
-    if quantize:
-        _quantize(model, quantize)
-    device = "cuda" if quantize else "cpu"
     for module in model.modules():
         for key, buffer in module._buffers.items():
-            is_stored = key not in module._non_persistent_buffers_set
-            if buffer is not None and (is_stored or quantize):
-                module._buffers[key] = torch.zeros_like(buffer, device=device)
+            if buffer is not None and key not in module._non_persistent_buffers_set:
+                module._buffers[key] = torch.zeros_like(buffer, device="cpu")
+    if quantize:
+        _quantize(model, quantize)
     return model.train(), set(), None
 
 
@@ -62,29 +60,18 @@ def _quantize(model: Any, quantize: str) -> None:
     config = placement_in_4_bits(quantize)["quantization_config"]
     quantizer = AutoHfQuantizer.from_config(config, pre_quantized=False)
     quantizer._process_model_before_weight_loading(model, device_map=None)
+    model.to_empty(device="cuda")
     for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            values = torch.empty(parameter.shape, dtype=model.dtype, device="cuda")
-            new = nn.Parameter(values, parameter.requires_grad)
-            if isinstance(module, Linear4bit) and name == "weight":
-                packed, state = quantize_4bit(values, compress_statistics=True, quant_type=quantize)
-                new = nn.Parameter(packed, requires_grad=False)
-                vars(new).update(vars(parameter), quant_state=state, bnb_quantized=True)
-                module.quant_state = state
-            module._parameters[name] = new
+        if isinstance(module, Linear4bit):
+            values = module.weight.data
+            packed, state = quantize_4bit(values, compress_statistics=True, quant_type=quantize)
+            new: Any = nn.Parameter(packed, requires_grad=False)
+            vars(new).update(vars(module.weight), quant_state=state, bnb_quantized=True)
+            module._parameters["weight"] = new
+            module.quant_state = state
     model.tie_weights()
     model.is_loaded_in_4bit = True
     follow_autocast(model)
-
-
-def scales_of(model: nn.Module) -> list[Any]:
-    """Return the scales of the layers in 4 bits. Numbers and names are among the tensors."""
-    states = [getattr(module, "quant_state", None) for module in model.modules()]
-    found = [state for state in states if state is not None]
-    found += [state.state2 for state in found]
-    return [value for state in found for value in vars(state).values()]
 
 
 def _find_state(layer: Any) -> None:

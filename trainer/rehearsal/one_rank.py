@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_leaves
 
 from ..checkpoint.snapshot import take
 from ..hooks import Callback, StepInfo
@@ -17,13 +17,13 @@ from ..loop import Trainer
 from ..reporting.directory import json_text
 from ..reporting.gpus import memory_of
 from ..run import Read, Run, Setup
-from ..script import launch_as, load_config, load_task
+from ..script import trainer_of
 from .alone import answer_alone, buckets_of, compare_alone, use_fakes
 from .cuda import install_cuda, replace_in
 from .fake_device import FakeDevice
 from .fake_parameters import install_parameters
 from .ledger import EXCHANGED, GRADIENTS, OPTIMIZER, PARAMETERS, Ledger
-from .models_without_files import build_alone, scales_of
+from .models_without_files import build_alone
 
 STEPS = 2  # the first makes the optimizer's state, the second is measured
 
@@ -48,12 +48,12 @@ class Observer(Callback):
 
     def on_model(self, run: Read, model: Any) -> None:
         self.recorder.large_is_fake = False
+        self.ledger.claim_new(PARAMETERS)  # with the scales of layers in 4 bits
 
     def on_start(self, run: Run) -> None:
         model, strategy = run.strategy.model, run.strategy
         own = [getattr(parameter, "ds_tensor", parameter) for parameter in model.parameters()]
-        held = [*own, *model.parameters(), *model.buffers(), *scales_of(model)]
-        self.ledger.claim(PARAMETERS, held)
+        self.ledger.claim(PARAMETERS, [*own, *model.parameters(), *model.buffers()])
         self._claim_optimizer(run)
         self.ledger.claim(EXCHANGED, buckets_of(model))
         self.ledger.claim_new(GRADIENTS)  # an engine has memory for gradients from the start
@@ -89,9 +89,7 @@ class Observer(Callback):
     def _claim_optimizer(self, run: Run) -> None:
         optimizer = run.strategy.optimizer
         # With the copies in full precision that an engine steps.
-        groups = (group["params"] for group in optimizer.param_groups)
-        states = (state.values() for state in optimizer.state.values())
-        self.ledger.claim(OPTIMIZER, chain(*groups, *states))
+        self.ledger.claim(OPTIMIZER, tree_leaves((optimizer.param_groups, optimizer.state)))
 
     def _enter(self, phase: str) -> None:
         self.ledger.enter(phase if self.ledger.window == STEPS else "")
@@ -109,14 +107,12 @@ class Observer(Callback):
 def observe(words: Sequence[str], recorder: FakeDevice) -> dict[str, Any]:
     """Train two steps of a command line, and return what the second took. Collective.
 
-    ``collectives`` are those from the start of the job. Those of the step begin at ``first``.
+    ``collectives`` are those from the start of the job. Those of the step begin at ``first``. Each
+    of ``reads`` is a key of ``FakeDevice.reads``, and how often.
     """
     observer = Observer(recorder)
     with recorder:
-        loaded = load_config(words)
-        task, config = load_task(loaded)
-        launched = launch_as(loaded, task, config)
-        trainer = Trainer(task, config, launched, callbacks=[observer], origins=loaded.origins)
+        trainer: Trainer = trainer_of(words, observer)
         for info in trainer.steps():
             if info.step == STEPS:
                 break
@@ -130,24 +126,18 @@ def observe(words: Sequence[str], recorder: FakeDevice) -> dict[str, Any]:
         "most": phases[peak]["most"],
         "collectives": recorder.collectives,
         "first": observer.first_collective,
+        "reads": [(*place, times) for place, times in recorder.reads.items()],
     }
 
 
-def rehearse(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Rehearse a rank among fakes, on a GPU without values.
-
-    The request has ``words``, ``gpu``, ``gpus`` and a ``rank``. The result is that of ``observe``
-    with the ``reads`` of the step: as ``FakeDevice.reads``, and how often.
-    """
+def rehearse(gpu: str, words: Sequence[str]) -> dict[str, Any]:
+    """Observe the rank that the environment tells among fakes, on a GPU without values."""
     device = FakeDevice(Ledger("cuda"))
-    install_cuda(device, request["gpu"], int(memory_of(request["gpu"]) * 2**30))
+    install_cuda(device, gpu, int(memory_of(gpu) * 2**30))
     install_parameters()
     use_fakes()
     answer_alone()
     if "RANK" in os.environ:
-        dist.init_process_group(
-            "fake", rank=request["rank"], world_size=request["gpus"], store=FakeStore()
-        )
-    found = observe(request["words"], device)
-    found["reads"] = [(*place, times) for place, times in device.reads.items()]
-    return found
+        rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+        dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    return observe(words, device)

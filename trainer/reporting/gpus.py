@@ -27,13 +27,11 @@ def memory_of(text: str) -> float:
         if gib and asked in (name.lower(), f"{name.lower()}-{gib:g}"):
             return gib
     memory = re.fullmatch(r"(\d+(?:\.\d+)?)(?:gib|g)?", asked)
-    if memory and usable_bytes(float(memory[1])) < 1:
-        raise usage_error("gpu", text, "has no memory for tensors: 1 GiB and 8 % stay free")
-    if memory:
+    if memory and usable_bytes(float(memory[1])) >= 1:
         return float(memory[1])
 
-    rule = f"not a GPU known here, nor memory such as 24GiB; {did_you_mean(text, KNOWN)}"
-    raise usage_error("gpu", text, rule)
+    rule = "not a GPU known here, nor memory such as 24GiB, of which 1 GiB and 8 % stay free"
+    raise usage_error("gpu", text, f"{rule}; {did_you_mean(text, KNOWN)}")
 
 
 def usable_bytes(memory: float) -> float:
@@ -49,13 +47,12 @@ def peak_of(device_name: str, precision: str) -> float | None:
         precision: of matrix products: ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
     """
     # "RTX 4090" is RTX4090 in the table, and "RTX PRO 6000" RTXPRO6000.
-    one_word = re.sub(r"RTX (PRO )?(?=\d)", r"RTX\1", device_name.upper()).replace("PRO ", "PRO")
+    one_word = re.sub(r"(RTX|PRO) (?=PRO|\d)", r"\1", device_name.upper())
     words = set(re.split(r"[^A-Z0-9]+", one_word))
     for name in sorted(KNOWN, key=len, reverse=True):  # H100-PCIe before H100
-        chip, _, variant = name.upper().partition("-")
         # A variant that is a number is the memory, which does not change the peaks.
-        is_variant = not variant or variant.isdigit() or variant in words
-        if chip in words and is_variant and not words & _OTHER_CHIPS:
+        chip = {part for part in name.upper().split("-") if not part.isdigit()}
+        if chip <= words and not words & _OTHER_CHIPS:
             _, half, tf32, fp32 = KNOWN[name]
             return {"fp32": fp32, "tf32": tf32 or fp32}.get(precision, half)
     return None

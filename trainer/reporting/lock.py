@@ -30,22 +30,22 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        path = folder / LOCK
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         # Close the file of the lock, and so unlock the folder.
-        self.close = finalize(self, os.close, self._file)
+        self.close = finalize(self, os.close, file)
         self.notices: list[str] = []
         try:
             # Of the open file, not of the process: a lock of the process (lockf) is gone as soon as
             # the process closes any file of this name.
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            holder = os.pread(self._file, 200, 0).decode(errors="replace")
+            holder = path.read_text(errors="replace")[:200]
             raise Locked(holder.strip() or "another process") from None
         except OSError as error:
             self.notices.append(f"{folder} cannot be locked: {error.strerror}")
 
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
 
 
 # The locks of this process, by the folder.
@@ -54,15 +54,16 @@ _held: WeakValueDictionary[Path, FolderLock] = WeakValueDictionary()
 
 def lock_folder(folder: Path) -> FolderLock:
     """Return the lock of a folder. Several trainings of one process share it."""
-    lock = _held.get(folder.resolve())
+    path = folder.resolve()
+    lock = _held.get(path)
     if not lock:
-        lock = _held[folder.resolve()] = FolderLock(folder)
+        lock = _held[path] = FolderLock(folder)
     return lock
 
 
 def _close_in_child() -> None:
     """Close a forked child's copies of the lock files: a child may outlive a killed parent."""
-    for lock in list(_held.values()):
+    for lock in _held.values():
         lock.close()
 
 

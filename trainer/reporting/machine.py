@@ -16,10 +16,10 @@ import torch
 def machine(device: torch.device, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
     """Describe the host of this process and the GPUs of all ranks, for plan.json. Collective."""
     cpu = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
-    facts: dict[str, Any] = {"cpu": cpu[1] if cpu else platform.machine()}
-    facts["cores"] = os.cpu_count()
+    name = cpu[1] if cpu else platform.machine()
+    facts: dict[str, Any] = {"cpu": name, "cores": os.cpu_count()}
     if device.type == "cuda":
-        facts["gpus"] = dict(Counter(gather(torch.cuda.get_device_name(device))))
+        facts["gpus"] = Counter(gather(torch.cuda.get_device_name(device)))
     return facts
 
 

@@ -137,7 +137,7 @@ class Meter:
 
         The speed is that since the last reading, in samples (and tokens) of all ranks.
         """
-        busy = max(self.training - self._read_training, 1e-9)
+        busy = self.training - self._read_training
         values = {}
         for unit, total in self.totals.items():
             count = total - self._read_totals[unit]
@@ -162,7 +162,7 @@ class Meter:
             operations: floating-point operations of a token, forward and backward.
             precision: of the layers' computations: ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
         """
-        training = max(self.training, 1e-9)
+        training = self.training
         seconds = self.spent | {"data": self._waited, "training": training, "wall": self.seconds}
         facts: dict[str, Any] = {
             "seconds": {name: round(value, 3) for name, value in seconds.items()},

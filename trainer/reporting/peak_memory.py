@@ -40,15 +40,16 @@ class PeakMemory:
     def read(self) -> int:
         """Return the bytes of the present phase's first measure, up to now."""
         if self.device.type == "cuda":
-            current = {
-                "allocated": torch.cuda.max_memory_allocated(self.device),
-                "reserved": torch.cuda.max_memory_reserved(self.device),
-            }
+            current = Counter(
+                allocated=torch.cuda.max_memory_allocated(self.device),
+                reserved=torch.cuda.max_memory_reserved(self.device),
+            )
         else:
             # Not by getrusage: in a process that a large process started, ru_maxrss begins with the
             # size of that process.
             peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-            current = {"resident": int(peak[1]) * 1024 if peak else 0}  # some kernels do not tell
+            kibibytes = int(peak[1]) if peak else 0  # some kernels do not tell
+            current = Counter(resident=1024 * kibibytes)
 
-        self.peaks[self.phase] |= Counter(current)  # the larger of both counts
+        self.peaks[self.phase] |= current  # the larger of both counts
         return self.peaks[self.phase][next(iter(current))]

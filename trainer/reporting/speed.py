@@ -19,11 +19,7 @@ def steady_speed(rows: Iterable[Mapping[str, Any]], unit: str) -> float | None:
 
     The ``seconds`` of the rows start again in a process that resumes.
     """
-    logged = [row for row in rows if row.get("samples_per_second") is not None]  # no evaluation
     key = f"{unit}_per_second"
-    values = [
-        row[key]
-        for before, row in pairwise(logged)
-        if row.get(key) and row["seconds"] >= before["seconds"]
-    ]
+    logged = [row for row in rows if row.get(key)]  # no evaluation
+    values = [row[key] for before, row in pairwise(logged) if row["seconds"] >= before["seconds"]]
     return median(values) if values else None

@@ -44,7 +44,7 @@ def take_over(folder: Path, entries: Sequence[Path], *, overwrite: bool, continu
             "folder, or --overwrite to replace a former run"
         )
 
-    foreign = sorted(entry.name for entry in entries if not is_of_a_run or not _is_ours(entry))
+    foreign = sorted(entry.name for entry in entries if not (is_of_a_run and _is_ours(entry)))
     if foreign:
         return (
             f"holds files that no run wrote ({listed(foreign)}); they are not deleted: give a new "
@@ -54,7 +54,7 @@ def take_over(folder: Path, entries: Sequence[Path], *, overwrite: bool, continu
     for entry in entries:
         # A link to another disk stays, and is emptied.
         is_linked = entry.name == CHECKPOINTS and entry.is_symlink()
-        for doomed in list(entry.iterdir()) if is_linked else [entry]:
+        for doomed in entry.iterdir() if is_linked else [entry]:
             delete(doomed)
     return ""
 
@@ -73,7 +73,6 @@ def cut_rows(path: Path, step: int) -> None:
     if path.exists():
         rows = path.read_bytes().splitlines(keepends=True)
         kept = [row for row in rows if row.endswith(b"\n") and json.loads(row)["step"] <= step]
-        part_of(path).unlink(missing_ok=True)
         part_of(path).write_bytes(b"".join(kept))
         publish(path)
 

@@ -86,7 +86,7 @@ def test_a_folder_with_a_model_needs_a_config(run: Path, tmp_path: Path) -> None
     model = tmp_path / "moved"
     model.mkdir()
     shutil.copy(run / "model/model.safetensors", model)
-    with pytest.raises(ConfigError, match="belongs to no run; add --config FILE"):
+    with pytest.raises(ConfigError, match="config: is missing: name a training config"):
         evaluate([str(model)])
 
     words = [str(run / "config.yaml"), str(model)]
