@@ -22,7 +22,7 @@ from .alone import answer_alone, buckets_of, compare_alone, use_fakes
 from .cuda import install_cuda, replace_in
 from .fake_device import FakeDevice
 from .fake_parameters import install_parameters
-from .ledger import EXCHANGED, GRADIENTS, OPTIMIZER, PARAMETERS, Ledger
+from .ledger import ACTIVATIONS, EXCHANGED, GRADIENTS, OPTIMIZER, PARAMETERS, Ledger
 from .models_without_files import build_alone
 
 STEPS = 2  # the first makes the optimizer's state, the second is measured
@@ -61,6 +61,7 @@ class Observer(Callback):
         self.ledger.enter("")
         replace_in(
             strategy,
+            to_device=self._of_batch(strategy.to_device),
             micro_step=self._entering("forward", strategy.micro_step),
             backward=self._entering("backward", strategy.backward),
         )
@@ -93,6 +94,16 @@ class Observer(Callback):
 
     def _enter(self, phase: str) -> None:
         self.ledger.enter(phase if self.ledger.window == STEPS else "")
+
+    def _of_batch(self, place: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the function with a note of the memory of each batch, which is no gradient."""
+
+        def place_and_note(batch: Any) -> Any:
+            placed = place(batch)
+            self.ledger.claim(ACTIVATIONS, tree_leaves(placed))
+            return placed
+
+        return place_and_note
 
     def _entering(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function with the beginning of a phase before each call."""

@@ -30,8 +30,7 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        path = folder / LOCK
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         # Close the file of the lock, and so unlock the folder.
         self.close = finalize(self, os.close, file)
         self.notices: list[str] = []
@@ -40,12 +39,13 @@ class FolderLock:
             # the process closes any file of this name.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            holder = path.read_text(errors="replace")[:200]
+            holder = os.pread(file, 200, 0).decode(errors="replace")
             raise Locked(holder.strip() or "another process") from None
         except OSError as error:
             self.notices.append(f"{folder} cannot be locked: {error.strerror}")
 
-        path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
 
 # The locks of this process, by the folder.
