@@ -92,6 +92,9 @@ def test_groups_hold_the_model_each(write: Write) -> None:
     request = read_accelerate_file(write("a.yaml", text))
     assert request.fsdp["dp_replicate_size"] == 2
     assert str(request.origins["fsdp.dp_replicate_size"]).startswith("a.yaml:6")
+    text = text.replace("num_processes: 2\n", "") + "  parallelism_config_dp_shard_size: 4\n"
+    world = read_accelerate_file(write("b.yaml", text)).world_size
+    assert world is not None and (world.value, world.origin.line) == (8, 6)
 
 
 SECTION = "a.yaml:5: fsdp_config."
@@ -123,14 +126,14 @@ MISTAKES = [
     (
         f"{FSDP}parallelism_config:\n  parallelism_config_dp_replicate_size: 2\n"
         "  parallelism_config_dp_shard_size: 4",
-        "a.yaml:7: parallelism_config.parallelism_config_dp_shard_size: 4: "
-        "2 groups of 4 are not the number of processes, 2",
+        "a.yaml:2: num_processes: 2: must be 8 under a.yaml:7 "
+        "(parallelism_config.parallelism_config_dp_shard_size); change one of the two",
     ),
     (
         f"{FSDP}parallelism_config:\n  parallelism_config_cp_size: 2\n"
         "  parallelism_config_dp_shard_size: 2",
-        "a.yaml:7: parallelism_config.parallelism_config_dp_shard_size: 2: "
-        "1 groups of 4 are not the number of processes, 2",
+        "a.yaml:2: num_processes: 2: must be 4 under a.yaml:7 "
+        "(parallelism_config.parallelism_config_dp_shard_size); change one of the two",
     ),
 ]
 
