@@ -150,7 +150,7 @@ def _distributed_type(doc: Document | None, entries: Entries) -> Sourced[str]:
 def _processes(
     kind: Sourced[str], number: int, entries: Entries, settings: dict[str, Sourced[Any]]
 ) -> tuple[Sourced[int] | None, Sourced[int]]:
-    """Return the world size, None if the launcher decides it, and the groups that hold a model each.
+    """Return the world size, None if the launcher decides it, and the number of whole models.
 
     Note shared rows. Accelerate has two keys for them, of a method for FSDP2 and of a method for
     DeepSpeed. A single method serves all strategies here.
@@ -171,8 +171,6 @@ def _processes(
         world = shards.meaning(copies.value * shards.value * shared)
     given = world if number == -1 else entries["num_processes"]
     if given and world and given.value != world.value:
-        rule = (
-            f"must be {world.value} under {world.origin}; change one of the two, or take MULTI_GPU"
-        )
-        raise given.error(rule)
+        hint = "change one of the two, or take MULTI_GPU"
+        raise given.error(f"must be {world.value} under {world.origin}; {hint}")
     return given, copies
