@@ -12,12 +12,6 @@ from .reconcile import Reconciler
 from .request import Request
 
 _ZERO = "zero_optimization"
-_ON_GPUS_ONLY = {
-    "zero_quantized_weights": True,
-    "zero_quantized_gradients": True,
-    "zero_quantized_nontrainable_weights": True,
-    "offload_param.device": "nvme",
-}
 
 
 def rehearsed(request: Request, chosen: Reconciler) -> Request:
@@ -39,7 +33,7 @@ def rehearsed(request: Request, chosen: Reconciler) -> Request:
         engine.pop(key, None)
     zero = engine[_ZERO] = dict(engine[_ZERO])
     for key, value in dotted(request.deepspeed[_ZERO]):
-        if (key, value) in _ON_GPUS_ONLY.items():
+        if value == "nvme" or (value and key.startswith("zero_quantized")):
             del zero[key.removesuffix(".device")]
             place = request.origins[f"deepspeed.{_ZERO}.{key}"]
             chosen.notes.append(f"{place}: left out of a rehearsal: DeepSpeed has it on GPUs only")

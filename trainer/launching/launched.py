@@ -200,12 +200,7 @@ def _check_accelerator(plan: Plan, accelerator: Accelerator) -> None:
     """Raise LaunchError if Accelerate made something else of the plan."""
     kind = accelerator.distributed_type.value
     expected = {"single": "NO", "ddp": "MULTI_", "fsdp": "FSDP"}.get(plan.strategy, "DEEPSPEED")
-    planned = (expected, plan.world_size, plan.device, plan.mixed_precision)
-    made = (
-        kind[: len(expected)],
-        accelerator.num_processes,
-        accelerator.device.type,
-        accelerator.mixed_precision,
-    )
-    if made != planned:
-        raise LaunchError(f"asked for {planned}, but Accelerate runs {made}")
+    planned = (plan.world_size, plan.device, plan.mixed_precision)
+    made = (accelerator.num_processes, accelerator.device.type, accelerator.mixed_precision)
+    if made != planned or not kind.startswith(expected):
+        raise LaunchError(f"asked for {expected}, {planned}, but Accelerate runs {kind}, {made}")

@@ -28,12 +28,8 @@ class Reconciler(SimpleNamespace):
         self.notes: list[str] = []
         self.requested = requested
         # A config that was made in code has no origins. There a changed default counts as given.
-        self.places = {
-            key: Origin("TrainConfig", key=key)
-            for key, value in vars(config).items()
-            if value != DEFAULTS.get(key)
-        }
-        self.places.update(origins)
+        changed = [key for key, value in vars(config).items() if value != DEFAULTS.get(key)]
+        self.places = {**{key: Origin("TrainConfig", key=key) for key in changed}, **origins}
 
         schedule = requested.get("schedule")
         if schedule and not self.is_given("warmup_fraction"):

@@ -131,10 +131,9 @@ def _cut(groups: int, chosen: Reconciler) -> int:
     whole = chosen.global_batch_size or 0
     micro = chosen.micro_batch_size
     steps: Any = chosen.accumulation_steps or (None if micro else 1)
-    counted = "world_size" if "context_parallel" not in chosen.places else "groups"
     rule = (
-        f"must be micro_batch_size {micro or 'N'} x accumulation_steps {steps or 'N'} x {counted} "
-        f"{groups}; micro_batch_size: null takes an equal share"
+        f"must be micro_batch_size {micro or 'N'} x accumulation_steps {steps or 'N'} x {groups} "
+        "(world_size / context_parallel); micro_batch_size: null takes an equal share"
     )
     micro = micro or max(1, whole // (steps * groups))
     steps = steps or max(1, whole // (micro * groups))
