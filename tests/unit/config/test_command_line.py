@@ -107,6 +107,12 @@ def test_files_and_paths_of_the_home_folder(here: Path, monkeypatch: pytest.Monk
     assert TrainConfig(task="a:B", epochs=1, output_dir="~/x").output_dir == f"{here}/x"
 
 
+@pytest.mark.parametrize(("words", "printed"), [([], True), (["false"], False), (["true"], True)])
+def test_the_config_is_printed_if_the_flag_says_so(words: list[str], printed: bool) -> None:
+    words = ["--task=a:B", "--epochs=1", "--print_config", *words]
+    assert load_config(words).is_printed == printed
+
+
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_help_shows_every_key_even_beside_mistakes(
     flag: str, capsys: pytest.CaptureFixture[str]
