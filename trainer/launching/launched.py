@@ -98,8 +98,7 @@ def read_request_of(
     """Read the request of the launch files, and return None if there are none."""
     file = accel_config or deepspeed
     if file and (launcher.name == "accelerate" or (accel_config and deepspeed)):
-        key = "accel_config" if accel_config else "deepspeed"
-        raise usage_error(key, file, "another file describes this job already; remove this one")
+        raise usage_error("", file, "another file describes this job already; remove this one")
     if launcher.name == "accelerate":
         from .files.accelerate_file import read_accelerate_file, read_launch_flags
 
