@@ -1,44 +1,20 @@
 """samecurve: one training script, any strategy, numbers you can trust.
 
 A public name is imported at the first use, so that a mistake in a config is reported before torch
-is loaded, which takes seconds. Type checkers read the same names in ``__init__.pyi``.
+is loaded, which takes seconds. The names are those of ``__init__.pyi``, which type checkers read.
 """
 
+import ast
 import importlib
+from pathlib import Path
 from typing import Any
 
+_STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
 _MODULES = {
-    "Callback": "hooks",
-    "CheckpointError": "errors",
-    "ConfigError": "errors",
-    "Data": "task",
-    "DataError": "errors",
-    "EvaluationSet": "task",
-    "LaunchError": "errors",
-    "Launched": "launching",
-    "Now": "data.now",
-    "Plan": "run_plan",
-    "Pretrained": "task",
-    "Run": "run",
-    "StepInfo": "hooks",
-    "Task": "task",
-    "TrainConfig": "config.train_config",
-    "Trainer": "loop",
-    "TrainerError": "errors",
-    "blocks": "data.block_files",
-    "build": "building.build",
-    "is_main": "distributed.main_process",
-    "launch": "launching",
-    "load_config": "script",
-    "load_export": "checkpoint.exported",
-    "load_task": "script",
-    "main": "script",
-    "mixed": "data.mixture",
-    "now": "data.now",
-    "prepare_once": "data.cache",
-    "run_and_exit": "distributed.exit",
-    "say": "reporting.say",
-    "unwrapped": "strategies.tensors",
+    alias.name: line.module
+    for line in ast.parse(_STUB).body
+    if isinstance(line, ast.ImportFrom)
+    for alias in line.names
 }
 __all__ = sorted(_MODULES)
 

@@ -56,8 +56,7 @@ def launch_as(loaded: Loaded, task: Task, config: TrainConfig) -> Launched:
     return launch(
         config,
         origins=loaded.origins,
-        accel_config=loaded.accel_config,
-        deepspeed=loaded.deepspeed,
+        accel_config=loaded.launch_file,
         optimizer_built_by=own_optimizer(task),
     )
 

@@ -192,7 +192,7 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
     # Those of the main process: the environment of another machine may differ.
     names = agreement.of_main(resolve_names(config, setup.plan, origins))
     directory = RunDirectory(
-        names.output_dir,
+        names["output_dir"],
         main=setup.is_main and setup.trains,
         origin=origins.get("output_dir", DEFAULT),
     )
@@ -200,7 +200,7 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
     if setup.trains:
         # config.yaml names the same folder when the file is read again, and the run by the
         # template.
-        config = dataclasses.replace(config, output_dir=as_literal(names.output_dir))
+        config = dataclasses.replace(config, output_dir=as_literal(names["output_dir"]))
         setup.note(*directory.lock(agreement))
         if config.resume != "none" or restarts():
             from ..checkpoint.discover import start_of_attempt
@@ -214,7 +214,7 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
         directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
     return (
         dataclasses.replace(setup, config=config),
-        Folder(name=names.run_name, directory=directory, start=start),
+        Folder(name=names["run_name"], directory=directory, start=start),
     )
 
 

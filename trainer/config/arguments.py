@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import usage_error
-from .annotations import annotations_of, defaults_of
+from .annotations import annotations_of
 from .documents import Document, read_document
 from .train_config import DEFAULTS, TrainConfig
 
@@ -70,10 +70,12 @@ def split_command_line(
     texts: dict[str, str] = {}
     words: list[str] = []
     rest = list(argv)
-    is_flag = {**dict.fromkeys(_FILES, False), "print_config": True}
-    for cls in (TrainConfig, options):
-        defaults = defaults_of(cls)
-        is_flag |= {key: isinstance(defaults.get(key), bool) for key in annotations_of(cls)}
+    is_flag = {
+        key: annotation.__origin__ is bool
+        for cls in (TrainConfig, options)
+        for key, annotation in annotations_of(cls).items()
+    }
+    is_flag |= {**dict.fromkeys(_FILES, False), "print_config": True}
     while rest:
         word = rest.pop(0)
         setting = _SETTING.fullmatch(word)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
+from numbers import Rational
 from typing import Annotated
 
 from pydantic import BeforeValidator
@@ -18,7 +19,7 @@ _EPOCHS = re.compile(r"([0-9]+(?:\.[0-9]+)?|[0-9]+/[0-9]*[1-9][0-9]*) epochs?")
 def check_interval(value: object) -> object:
     """Return the value of an interval. Raise ``ValueError`` for any other value."""
     number = _epochs(value) if isinstance(value, str) else value
-    if not isinstance(number, int | Fraction) or isinstance(number, bool) or number <= 0:
+    if not isinstance(number, Rational) or number <= 0:
         raise ValueError(f"must be {FORMS}")
     return value
 

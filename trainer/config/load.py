@@ -6,14 +6,14 @@ All problems are reported at once. Nothing here imports torch, which takes secon
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import COMMAND_LINE, Origin, origin_of, usage_error
 from ..text import HIDDEN, hidden
-from .arguments import kind_of, sort_files, split_command_line
-from .documents import Document, to_yaml
+from .arguments import sort_files, split_command_line
+from .documents import Document, parse_scalar, to_yaml
 from .plain import dotted
 from .train_config import TrainConfig
 from .validate import build
@@ -27,7 +27,7 @@ class Loaded:
 
     Args:
         origins: by dotted key, without defaults. ``load_task`` adds the task's defaults.
-        config_file, accel_config, deepspeed: the files, as named on the command line.
+        config_file, launch_file: the files, as named on the command line.
         texts: the settings of the command line, by dotted key. Only a task knows the types of its
             settings.
         is_printed: whether the config is shown instead of trained.
@@ -35,11 +35,10 @@ class Loaded:
 
     config: TrainConfig
     origins: dict[str, Origin]
-    config_file: str | None = None
-    accel_config: str | None = None
-    deepspeed: str | None = None
-    texts: Mapping[str, str] = field(default_factory=dict)
-    is_printed: bool = False
+    config_file: str | None
+    launch_file: str | None
+    texts: Mapping[str, str]
+    is_printed: bool
 
 
 def load_config(argv: Sequence[str]) -> Loaded:
@@ -49,7 +48,7 @@ def load_config(argv: Sequence[str]) -> Loaded:
     configs, launch_files = sort_files(words)
     for file in [*configs[1:], *launch_files[1:]]:
         raise usage_error("", file.path, "is too many: name a training config and a launch file")
-    is_printed = bool(texts.pop("print_config", ""))
+    is_printed = parse_scalar(texts.pop("print_config", "false"))
     document = Document(path=COMMAND_LINE, data={})
     if configs:
         document = configs[0]
@@ -66,9 +65,9 @@ def load_config(argv: Sequence[str]) -> Loaded:
         config=config,
         origins=origins,
         config_file=document.path if configs else None,
+        launch_file=launch_files[0].path if launch_files else None,
         texts=texts,
         is_printed=is_printed,
-        **{kind_of(file.data): file.path for file in launch_files},
     )
 
 
@@ -81,12 +80,14 @@ def print_config(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
 
 def _origins(document: Document, texts: Mapping[str, str]) -> dict[str, Origin]:
     """Return the origin of each value, by dotted key."""
-    typed = {key: Origin(COMMAND_LINE, key=key) for key in texts}
-    firsts = {key.partition(".")[0] for key in texts}
-    around = {key: Origin(COMMAND_LINE, key=key) for key in firsts}
+    typed = {
+        part: Origin(COMMAND_LINE, key=part)
+        for key in texts
+        for part in (key.partition(".")[0], key)
+    }
     replaced = tuple(f"{key}." for key in texts)
-    left = {key: at for key, at in document.origins.items() if not key.startswith(replaced)}
-    return around | left | typed
+    left = {key: at for key, at in document.origins.items() if not f"{key}.".startswith(replaced)}
+    return typed | left
 
 
 def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) -> S:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +23,8 @@ _FACTS = ("strategy", "world_size", "device")
 _NO_VALUES = ("run_name", "output_dir", "resume", "overwrite", "allow_config_change")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Names:
-    """The name of a run, for people, and the run's folder."""
-
-    run_name: str
-    output_dir: str
-
-
-def resolve_names(config: TrainConfig, plan: Plan, origins: Mapping[str, Origin]) -> Names:
-    """Fill in the placeholders of ``run_name`` and ``output_dir``, with values as they run.
+def resolve_names(config: TrainConfig, plan: Plan, origins: Mapping[str, Origin]) -> dict[str, str]:
+    """Return ``run_name`` and ``output_dir`` with values as they run for the placeholders.
 
     The learning rate is not scaled.
 
@@ -52,7 +43,7 @@ def resolve_names(config: TrainConfig, plan: Plan, origins: Mapping[str, Origin]
             values[key] = _Names(path=key == "output_dir").vformat(template, (), values)
         except (ValueError, TypeError) as error:
             raise origin_of(origins, key).error(str(error), template) from None
-    return Names(run_name=values["run_name"], output_dir=values["output_dir"])
+    return {key: values[key] for key in templates}
 
 
 def experiment_of(config: TrainConfig) -> str:

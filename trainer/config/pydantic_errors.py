@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,7 +13,7 @@ from ..text import did_you_mean
 
 
 def broken_rules(
-    error: ValidationError, data: object, known: Collection[str]
+    error: ValidationError, data: object, known: Mapping[str, Any]
 ) -> dict[str, tuple[str, Any]]:
     """Return the rules that ``data`` breaks and the wrong values, by dotted key."""
     problems: dict[str, tuple[str, Any]] = {}
@@ -45,14 +45,14 @@ def _key_of(details: Any, data: Any) -> str:
     return ".".join(key)
 
 
-def _rule_of(details: Any, known: Collection[str]) -> str:
+def _rule_of(details: Any, known: Mapping[str, Any]) -> str:
     """Return the rule that a value breaks: pydantic's words, or those of a ValueError."""
     if details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         name, *below = details["loc"]
         return "unknown key" if below else f"unknown key; {did_you_mean(name, known)}"
     if details["type"] == "missing":
         return "is required"
-    if details["type"] == "string_pattern_mismatch" and isinstance(known, dict):
+    if details["type"] == "string_pattern_mismatch":
         for note in getattr(known.get(details["loc"][-1]), "__metadata__", ()):
             if isinstance(note, str):
                 return f"must have the form of the key: {note}"

@@ -17,11 +17,6 @@ TORCH = "torch:"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nothing:
-    """The settings of ``constant``, ``linear``, ``cosine`` and ``inverse_sqrt``."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Step:
     """The settings of ``step``: lr is multiplied by ``gamma`` after each of the milestones."""
 
@@ -43,13 +38,14 @@ class WarmupStableDecay:
             )
 
 
+# An object has no settings.
 SCHEDULES: Mapping[str, type] = {
-    "constant": Nothing,
-    "linear": Nothing,
-    "cosine": Nothing,
+    "constant": object,
+    "linear": object,
+    "cosine": object,
     "step": Step,
     "wsd": WarmupStableDecay,
-    "inverse_sqrt": Nothing,
+    "inverse_sqrt": object,
 }
 TO_FINAL = ("linear", "cosine", "wsd")  # those that end at final_lr_ratio
 

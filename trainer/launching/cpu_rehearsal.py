@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..config.plain import dotted
 from .reconcile import Reconciler
 from .request import Request
 
 _ZERO = "zero_optimization"
-_QUANTIZED = (
-    "zero_quantized_weights",
-    "zero_quantized_gradients",
-    "zero_quantized_nontrainable_weights",
-)
 
 
 def rehearsed(request: Request, chosen: Reconciler) -> Request:
@@ -36,11 +32,9 @@ def rehearsed(request: Request, chosen: Reconciler) -> Request:
     for key in ("fp16", "aio"):
         engine.pop(key, None)
     zero = engine[_ZERO] = dict(engine[_ZERO])
-    left_out = [key for key in _QUANTIZED if zero.get(key)]
-    if zero.get("offload_param", {}).get("device") == "nvme":
-        left_out.append("offload_param.device")
-    for key in left_out:
-        del zero[key.removesuffix(".device")]
-        place = request.origins[f"deepspeed.{_ZERO}.{key}"]
-        chosen.notes.append(f"{place}: left out of a rehearsal: DeepSpeed has it on GPUs only")
+    for key, value in dotted(request.deepspeed[_ZERO]):
+        if value == "nvme" or (value and key.startswith("zero_quantized")):
+            del zero[key.removesuffix(".device")]
+            place = request.origins[f"deepspeed.{_ZERO}.{key}"]
+            chosen.notes.append(f"{place}: left out of a rehearsal: DeepSpeed has it on GPUs only")
     return replace(request, deepspeed=engine)

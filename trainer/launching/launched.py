@@ -98,8 +98,7 @@ def read_request_of(
     """Read the request of the launch files, and return None if there are none."""
     file = accel_config or deepspeed
     if file and (launcher.name == "accelerate" or (accel_config and deepspeed)):
-        key = "accel_config" if accel_config else "deepspeed"
-        raise usage_error(key, file, "another file describes this job already; remove this one")
+        raise usage_error("", file, "another file describes this job already; remove this one")
     if launcher.name == "accelerate":
         from .files.accelerate_file import read_accelerate_file, read_launch_flags
 
@@ -200,12 +199,7 @@ def _check_accelerator(plan: Plan, accelerator: Accelerator) -> None:
     """Raise LaunchError if Accelerate made something else of the plan."""
     kind = accelerator.distributed_type.value
     expected = {"single": "NO", "ddp": "MULTI_", "fsdp": "FSDP"}.get(plan.strategy, "DEEPSPEED")
-    planned = (expected, plan.world_size, plan.device, plan.mixed_precision)
-    made = (
-        kind[: len(expected)],
-        accelerator.num_processes,
-        accelerator.device.type,
-        accelerator.mixed_precision,
-    )
-    if made != planned:
-        raise LaunchError(f"asked for {planned}, but Accelerate runs {made}")
+    planned = (plan.world_size, plan.device, plan.mixed_precision)
+    made = (accelerator.num_processes, accelerator.device.type, accelerator.mixed_precision)
+    if made != planned or not kind.startswith(expected):
+        raise LaunchError(f"asked for {expected}, {planned}, but Accelerate runs {kind}, {made}")

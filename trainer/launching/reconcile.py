@@ -14,8 +14,8 @@ from ..errors import Origin, Sourced, origin_of
 class Reconciler(SimpleNamespace):
     """The values of a run by keys of the training config: the launch files', else the config's.
 
-    ``requested`` are the launch files' values, ``places`` the origins of all values, and ``notes``
-    are notices. ConfigError: two places disagree.
+    ``places`` are the origins of all values, ``notes`` are notices. ConfigError: two places
+    disagree.
     """
 
     def __init__(
@@ -26,14 +26,9 @@ class Reconciler(SimpleNamespace):
     ) -> None:
         super().__init__(**vars(config))
         self.notes: list[str] = []
-        self.requested = requested
         # A config that was made in code has no origins. There a changed default counts as given.
-        self.places = {
-            key: Origin("TrainConfig", key=key)
-            for key, value in vars(config).items()
-            if value != DEFAULTS.get(key)
-        }
-        self.places.update(origins)
+        changed = [key for key, value in vars(config).items() if value != DEFAULTS.get(key)]
+        self.places = {**{key: Origin("TrainConfig", key=key) for key in changed}, **origins}
 
         schedule = requested.get("schedule")
         if schedule and not self.is_given("warmup_fraction"):

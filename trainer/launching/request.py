@@ -18,8 +18,9 @@ class Request:
     Args:
         settings: by keys of the training config. Settings that the sections of a DeepSpeed JSON
             leave out are DeepSpeed's defaults (``origin.is_default``). "auto" is absent.
-        fsdp: arguments of ``accelerate.FullyShardedDataParallelPlugin``, always of version 2.
-        deepspeed: the engine's configuration, without ``settings``.
+        fsdp: settings of FSDP2, as ``accelerate.FullyShardedDataParallelPlugin`` names them.
+        deepspeed: the engine's configuration, without ``settings``. ``mixed_precision`` replaces
+            the switches of fp16 and bf16.
         dynamo: arguments of ``accelerate.utils.TorchDynamoPlugin``.
         files: every file that was read, of which ``notices`` are lines with ``file:line``.
         origins: of the given values of ``fsdp`` and ``deepspeed``, by dotted key.

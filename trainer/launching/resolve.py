@@ -44,7 +44,10 @@ def resolve(
     chosen = Reconciler(config, origins, request.settings)
     strategy = _strategy(request, launcher, chosen)
     device = _device(request, launcher, gpus)
-    _choose_optimizer(chosen, optimizer_built_by)
+    if optimizer_built_by and "optimizer" in request.settings:
+        rule = f"{optimizer_built_by} builds the optimizer already; remove one of the two"
+        raise request.settings["optimizer"].error(rule)
+    _choose_optimizer(chosen)
     copies = request.fsdp.get("dp_replicate_size", 1)
     groups = Sourced(copies, origin_of(request.origins, "fsdp.dp_replicate_size"))
     for found in (chosen.found("context_parallel"), groups):
@@ -89,7 +92,7 @@ def resolve(
         deepspeed=request.deepspeed,
         dynamo=request.dynamo or ({"backend": "inductor"} if chosen.compile else {}),
         files=request.files,
-        notices=tuple(dict.fromkeys([*request.notices, *chosen.notes])),
+        notices=(*request.notices, *chosen.notes),
         origins={**request.origins, **chosen.places, "strategy": request.strategy_origin},
     )
 
@@ -100,12 +103,9 @@ def resolve(
     return plan.with_length(config.max_steps)
 
 
-def _choose_optimizer(chosen: Reconciler, built_by: str | None) -> None:
+def _choose_optimizer(chosen: Reconciler) -> None:
     """Choose the optimizer and all of its settings but the learning rate."""
     chosen.optimizer = chosen.optimizer or WITH_KEYS[0]
-    if built_by and "optimizer" in chosen.requested:
-        rule = f"{built_by} builds the optimizer already; remove one of the two"
-        raise chosen.requested["optimizer"].error(rule)
     if chosen.optimizer in WITH_KEYS:
         keys = ("momentum",) if chosen.optimizer == "sgd" else ("betas", "eps")
         settings = {key: getattr(chosen, key) for key in (*keys, "weight_decay")}
@@ -131,10 +131,9 @@ def _cut(groups: int, chosen: Reconciler) -> int:
     whole = chosen.global_batch_size or 0
     micro = chosen.micro_batch_size
     steps: Any = chosen.accumulation_steps or (None if micro else 1)
-    counted = "world_size" if "context_parallel" not in chosen.places else "groups"
     rule = (
-        f"must be micro_batch_size {micro or 'N'} x accumulation_steps {steps or 'N'} x {counted} "
-        f"{groups}; micro_batch_size: null takes an equal share"
+        f"must be micro_batch_size {micro or 'N'} x accumulation_steps {steps or 'N'} x {groups} "
+        "(world_size / context_parallel); micro_batch_size: null takes an equal share"
     )
     micro = micro or max(1, whole // (steps * groups))
     steps = steps or max(1, whole // (micro * groups))

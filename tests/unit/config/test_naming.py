@@ -8,7 +8,7 @@ import pytest
 from origins import origin
 from plans import plan
 
-from trainer.config.naming import Names, file_name_part, resolve_names
+from trainer.config.naming import file_name_part, resolve_names
 from trainer.config.train_config import TrainConfig
 from trainer.errors import ConfigError
 
@@ -19,14 +19,14 @@ def config_of(**settings: Any) -> TrainConfig:
     return TrainConfig(**{"task": "pkg.digits:CNN", "max_steps": 10} | settings)
 
 
-def names(**settings: Any) -> Names:
+def names(**settings: Any) -> dict[str, str]:
     """The names of a run on two processes under DDP."""
     return resolve_names(config_of(**settings), plan(**settings), {})
 
 
 def test_the_default_is_experiment_strategy_processes_in_the_folder_that_is_named() -> None:
-    assert names() == Names(run_name="CNN-ddp-2", output_dir="runs/default")
-    assert names(experiment="five").run_name == "five-ddp-2"
+    assert names() == {"run_name": "CNN-ddp-2", "output_dir": "runs/default"}
+    assert names(experiment="five")["run_name"] == "five-ddp-2"
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_values_are_spelled_as_in_yaml_and_are_one_part_of_a_path(
     template: str, name: str, folder: str
 ) -> None:
     found = names(lr=1e-5, seed=3, task_settings=SETTINGS, run_name=template, output_dir=template)
-    assert (found.run_name, found.output_dir) == (name, folder)
-    assert names(output_dir="runs/{run_name}", run_name="a/b").output_dir == "runs/a-b"
+    assert found == {"run_name": name, "output_dir": folder}
+    assert names(output_dir="runs/{run_name}", run_name="a/b")["output_dir"] == "runs/a-b"
 
 
 @pytest.mark.parametrize("value", ["..", "../..", "/etc", ".hidden", "a\nb", "~", "a:b\\c", "ü/é"])
@@ -83,4 +83,4 @@ def test_what_cannot_be_filled_in_names_its_line(template: str, rule: str) -> No
 
 def test_the_rate_is_the_configured_one_and_not_the_scaled() -> None:
     found = names(run_name="{lr}", lr=0.5, lr_scaling="linear", reference_batch_size=4)
-    assert found.run_name == "0.5"
+    assert found["run_name"] == "0.5"

@@ -31,13 +31,13 @@ from trainer.launching.request import Request
             "accelerate",
             {"accel_config": "a.yaml"},
             ConfigError,
-            "command line: accel_config: 'a.yaml': another file describes this job already; remove this one",
+            "command line: 'a.yaml': another file describes this job already; remove this one",
         ),
         (
             "torchrun",
             {"accel_config": "a.yaml", "deepspeed": "b.json"},
             ConfigError,
-            "command line: accel_config: 'a.yaml': another file describes this job already; remove this one",
+            "command line: 'a.yaml': another file describes this job already; remove this one",
         ),
         (
             "deepspeed",

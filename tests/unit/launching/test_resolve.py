@@ -239,7 +239,7 @@ def test_a_batch_that_does_not_fit(
     batch: int | None, micro: int | None, steps: int | None, told: str
 ) -> None:
     given = {"global_batch_size": batch, "micro_batch_size": micro, "accumulation_steps": steps}
-    rule = "x world_size 3; micro_batch_size: null takes an equal share"
+    rule = "x 3 (world_size / context_parallel); micro_batch_size: null takes an equal share"
     line = f"{SAID}: global_batch_size: {told} {rule}"
     assert refusal(lambda: plan(None, world=3, **given)) == line
 
@@ -262,4 +262,4 @@ def test_processes_that_share_rows_count_as_a_group() -> None:
         lambda: plan(None, world=8, context_parallel=4, micro_batch_size=3, global_batch_size=16)
     )
     assert line.startswith(f"{SAID}: global_batch_size: 16: must be micro_batch_size 3 x ")
-    assert "x groups 2; " in line
+    assert "x 2 (world_size / context_parallel); " in line

@@ -38,7 +38,7 @@ class _File(BaseModel):
     compute_environment: Annotated[Literal["LOCAL_MACHINE"], Upper] = "LOCAL_MACHINE"
     use_cpu: Annotated[bool, Field(strict=True)] = False
     num_machines: Annotated[int, Field(ge=1)] = 1
-    num_processes: Annotated[int, Field(ge=-1, strict=True)] = -1  # Accelerate's default
+    num_processes: Literal[-1] | _Size = -1  # Accelerate's default
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"], Lower] | None = None
     parallelism_config_dp_replicate_size: _Size = 1
     parallelism_config_dp_shard_size: _Size = 1
@@ -76,7 +76,6 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     read = read_values(_File, entries)
     dynamo = read_values(_Dynamo, entries).model_dump(exclude_none=True)
     use_cpu = read.use_cpu or "cpu" in entries
-    world = _processes(kind, read.num_processes, entries)
     if kind.value == "DEEPSPEED":
         from .deepspeed_file import read_section
 
@@ -89,7 +88,7 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
         )
 
     settings = request.settings
-    copies = _groups(kind, entries, world, settings)
+    world, copies = _processes(kind, read.num_processes, entries, settings)
     if kind.value == "FSDP":
         from .fsdp_file import read_fsdp
 
@@ -148,41 +147,30 @@ def _distributed_type(doc: Document | None, entries: Entries) -> Sourced[str]:
     return kind
 
 
-def _processes(kind: Sourced[str], number: int, entries: Entries) -> Sourced[int] | None:
-    """Return the world size, and None if the launcher decides it."""
-    if kind.value != "NO":
-        return None if number == -1 else entries["num_processes"]
-    if number > 1:
-        rule = f"accelerate starts one process under {kind.origin}; write 1, or MULTI_GPU there"
-        raise entries["num_processes"].error(rule)
-    return kind.meaning(1)
+def _processes(
+    kind: Sourced[str], number: int, entries: Entries, settings: dict[str, Sourced[Any]]
+) -> tuple[Sourced[int] | None, Sourced[int]]:
+    """Return the world size, None if the launcher decides it, and the number of whole models.
 
-
-def _groups(
-    kind: Sourced[str],
-    entries: Entries,
-    world: Sourced[int] | None,
-    settings: dict[str, Sourced[Any]],
-) -> Sourced[int]:
-    """Return the number of groups that hold a whole model each (HSDP). Note shared rows.
-
-    For shared rows Accelerate has two keys, of a method for FSDP2 and of a method for DeepSpeed. A
-    single method serves all strategies here.
+    Note shared rows. Accelerate has two keys for them, of a method for FSDP2 and of a method for
+    DeepSpeed. A single method serves all strategies here.
     """
-
-    def size(name: str) -> Sourced[int]:
-        return entries.get(f"parallelism_config_{name}_size", kind.meaning(1))
-
-    cp, sp, shards, copies = map(size, ("cp", "sp", "dp_shard", "dp_replicate"))
+    cp, sp, shards, copies = (
+        entries.get(f"parallelism_config_{name}_size", kind.meaning(1))
+        for name in ("cp", "sp", "dp_shard", "dp_replicate")
+    )
     shared = cp.value * sp.value
     if shared > 1:
         settings["context_parallel"] = (cp if cp.value > 1 else sp).meaning(shared)
+    for asked in (shards, copies):
+        if asked.value > 1 and kind.value != "FSDP":
+            raise asked.error("needs distributed_type: FSDP; write that, or remove it")
 
-    asked = shards if shards.value > 1 else copies
-    group = shards.value * shared  # Accelerate counts without the processes that share rows
-    if asked.value > 1 and kind.value != "FSDP":
-        raise asked.error("needs distributed_type: FSDP; write that, or remove it")
-    if shards.value > 1 and world and copies.value * group != world.value:
-        rule = f"{copies.value} groups of {group} are not the number of processes, {world.value}"
-        raise shards.error(rule)
-    return copies
+    world = kind.meaning(1) if kind.value == "NO" else None
+    if shards.value > 1:  # Accelerate counts without the processes that share rows
+        world = shards.meaning(copies.value * shards.value * shared)
+    given = world if number == -1 else entries["num_processes"]
+    if given and world and given.value != world.value:
+        hint = "change one of the two, or take MULTI_GPU"
+        raise given.error(f"must be {world.value} under {world.origin}; {hint}")
+    return given, copies

@@ -39,10 +39,7 @@ _SETTINGS = {
     "max_grad_norm": "gradient_clipping",
 }
 # DeepSpeed ignores these in other stages than 3, without a word.
-_OF_STAGE_3 = (
-    "offload_param.device", "zero_hpz_partition_size", "zero_quantized_gradients",
-    "zero_quantized_nontrainable_weights", "zero_quantized_weights",
-)  # fmt: skip
+_OF_STAGE_3 = ("offload_param.device", "zero_hpz_partition_size", "zero_quantized")
 _OLD_NAMES = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
 
 
@@ -62,8 +59,7 @@ def read_section(entries: Entries, origin: Origin, *, use_cpu: bool) -> Request:
         return read_deepspeed_file(file.value, use_cpu=use_cpu)
 
     if INLINE["zero_stage"] not in given:
-        rule = "is required: accelerate takes 2 without a word"
-        raise origin.named("deepspeed_config.zero_stage").error(rule)
+        raise origin.error("needs deepspeed_config.zero_stage: accelerate takes 2 without a word")
     values = {
         key: found.value
         for key, found in given.items()
@@ -87,8 +83,8 @@ def _request(doc: Document, *, use_cpu: bool) -> Request:
     origin = doc.origin(f"{ZERO}.stage")
     note = f"{origin.place}: DeepSpeed shards nothing in stage 0: runs as DDP"
     for key, value in dotted(data.get(ZERO, {})):
-        is_off = key not in _OF_STAGE_3 or str(value).lower() in ("none", "false", "1")
-        if stage < 3 and not is_off:
+        is_on = str(value).lower() not in ("none", "false", "1")
+        if stage < 3 and is_on and key.startswith(_OF_STAGE_3):
             rule = f"has no effect in stage {stage}; remove it, or set stage 3"
             raise doc.origin(f"{ZERO}.{key}").error(rule, value)
     settings = {
@@ -136,9 +132,4 @@ def _engine_config(data: dict[str, Any]) -> dict[str, Any]:
     engine = {key: value for key, value in data.items() if key not in left_out}
     for key in ("mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"):
         engine[ZERO].pop(key, None)  # DeepSpeed refuses them even if they are off
-    for name in ("fp16", "bf16"):
-        settings = engine.pop(name, {})
-        is_on = settings.pop("enabled", True)
-        if settings and is_on:
-            engine[name] = settings
     return engine

@@ -120,9 +120,9 @@ def deepspeed_model() -> type[Any]:
         deepcompile: Literal[False] = False
 
     class Json(TopLevel):
-        zero_optimization: Zero = Field(default_factory=Zero)
-        fp16: FP16 = Field(default_factory=FP16)
-        bf16: BF16 = Field(default_factory=BF16)
-        compile: Compile = Field(default_factory=Compile)
+        zero_optimization: Zero = Zero()
+        fp16: FP16 = FP16()
+        bf16: BF16 = BF16()
+        compile: Compile = Compile()
 
     return Json

@@ -1,7 +1,4 @@
-"""The FSDP section of an accelerate file, as arguments of Accelerate's plugin for FSDP2.
-
-Every argument is given, because the plugin reads an FSDP_* variable for each that is None.
-"""
+"""The FSDP section of an accelerate file, under the names of Accelerate's plugin for FSDP2."""
 
 from __future__ import annotations
 
@@ -18,9 +15,12 @@ from .switched_off import Off
 
 
 class _Plugin(BaseModel):
-    """Arguments of the plugin, under the keys of a file."""
+    """Arguments of the plugin, under the keys of a file.
 
-    fsdp_version: Annotated[int, Field(ge=1, le=2)] = 1  # Accelerate's default
+    No run needs the ``state_dict_type``: checkpoints are not written by the plugin.
+    """
+
+    fsdp_version: Annotated[int, Field(ge=1, le=2, exclude=True)] = 1  # Accelerate's default
     cpu_offload: Annotated[bool, Field(alias="fsdp_offload_params")] = False
     auto_wrap_policy: Annotated[
         Literal["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"],
@@ -38,7 +38,7 @@ class _Plugin(BaseModel):
     state_dict_type: Annotated[
         Literal["SHARDED_STATE_DICT", "FULL_STATE_DICT", "LOCAL_STATE_DICT"],
         Upper,
-        Field(alias="fsdp_state_dict_type"),
+        Field(alias="fsdp_state_dict_type", exclude=True),
     ] = "SHARDED_STATE_DICT"
     ignored_modules: Annotated[Off, Field(alias="fsdp_ignored_modules", exclude=True)] = None
 
@@ -53,7 +53,7 @@ _RULE = (
 
 
 def read_fsdp(request: Request, entries: Entries, copies: Sourced[int]) -> Request:
-    """Return the request with the plugin's arguments, and the origins that errors name.
+    """Return the request with the settings of FSDP2, and the origins that errors name.
 
     Each of the ``copies``, if there are several (HSDP), is the whole model on a group of processes.
     """
@@ -66,11 +66,7 @@ def read_fsdp(request: Request, entries: Entries, copies: Sourced[int]) -> Reque
 
     values: dict[str, Any] = {
         **plugin.model_dump(),
-        "fsdp_version": 2,
         "reshard_after_forward": _reshards(entries, _RESHARDS_OF_FSDP1 if is_old else _RESHARDS),
-        "cpu_ram_efficient_loading": False,
-        "state_dict_type": "SHARDED_STATE_DICT",  # checkpoints are not written by the plugin
-        "backward_prefetch": "NO_PREFETCH",
     }
     classes = plugin.transformer_cls_names_to_wrap
     if plugin.auto_wrap_policy != "TRANSFORMER_BASED_WRAP":

@@ -43,13 +43,12 @@ def _model(key: str, kind: str) -> type[BaseModel]:
     from deepspeed.runtime import lr_schedules
     from torch.optim import SGD
 
-    optimizer = SGD if kind == "sgd" else FusedAdam
-    cls = optimizer if key == "optimizer" else getattr(lr_schedules, kind)
+    cls = {**vars(lr_schedules), "sgd": SGD}.get(kind, FusedAdam)
     _, *parameters = inspect.signature(cls).parameters.values()
-    fields: dict[str, Any] = {}
-    for parameter in parameters:
-        name, default = parameter.name, parameter.default
-        fields[name] = (_TYPES.get(_CONFIG_KEYS.get(name, name), Literal[default]), default)
+    fields: Any = {}
+    for setting in parameters:
+        kinds = _TYPES.get(_CONFIG_KEYS.get(setting.name, setting.name), Literal[setting.default])
+        fields[setting.name] = (kinds, setting.default)
     if key == "optimizer":
         fields |= dict.fromkeys(_CHOICES, (bool | None, None))
     return create_model("Params", __config__=ConfigDict(extra="forbid", strict=True), **fields)

@@ -119,13 +119,13 @@ def test_a_mistake_in_flags_is_one_line(write: Write, monkeypatch: pytest.Monkey
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     cpu = complaint(lambda: read_accelerate_file(write("a.yaml", DDP), overrides=flag(True, "cpu")))
     assert cpu == (
-        "a.yaml:2: num_processes: 2: accelerate starts one process under command line (--cpu); "
-        "write 1, or MULTI_GPU there"
+        "a.yaml:2: num_processes: 2: must be 1 under command line (--cpu); "
+        "change one of the two, or take MULTI_GPU"
     )
     two = complaint(lambda: read_accelerate_file(None, overrides=flag(2, "num_processes")))
     assert two == (
-        "command line: --num_processes: 2: accelerate starts one process under "
-        "command line (accelerate launch); write 1, or MULTI_GPU there"
+        "command line: --num_processes: 2: must be 1 under "
+        "command line (accelerate launch); change one of the two, or take MULTI_GPU"
     )
 
 
@@ -137,11 +137,14 @@ MISTAKES = [
     (f"{FSDP}  fsdp_limit_all_gathers: true", "a.yaml:5: fsdp_config.fsdp_limit_all_gathers: true"),
     (f"{FSDP}  version: 2", "a.yaml:5: fsdp_config.version: 2: is given twice, also at a.yaml:4"),
     (f"{DDP}use_cpu: 'false'", "a.yaml:3: use_cpu: 'false': must be a valid boolean"),
-    ("distributed_type: MULTI_GPU\nnum_processes: '2'", "a.yaml:2: num_processes: '2': must be a"),
+    (
+        "distributed_type: MULTI_GPU\nnum_processes: '2'",
+        "a.yaml:2: num_processes: '2': must be -1 or",
+    ),
     (
         "distributed_type: NO\nnum_processes: 2",
-        "a.yaml:2: num_processes: 2: accelerate starts one process under a.yaml:1 "
-        "(distributed_type); write 1, or MULTI_GPU there",
+        "a.yaml:2: num_processes: 2: must be 1 under a.yaml:1 "
+        "(distributed_type); change one of the two, or take MULTI_GPU",
     ),
     ("distributed_type: MULTI_CPU", f"a.yaml:1: distributed_type: 'MULTI_CPU': {NO_TYPE}"),
     ("compute_environment: SAGEMAKER\ndistributed_type: 'NO'", "must be 'LOCAL_MACHINE'"),

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from accelerate import FullyShardedDataParallelPlugin
 from launch_texts import FSDP, FSDP1, Write, complaint
 
 from trainer.launching.files.accelerate_file import read_accelerate_file
 
 
-def test_every_argument_is_given_so_that_no_variable_counts(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_setting_is_given(write: Write) -> None:
     text = FSDP + "".join(
         f"  {line}\n"
         for line in (
@@ -26,7 +23,6 @@ def test_every_argument_is_given_so_that_no_variable_counts(
     request = read_accelerate_file(write("a.yaml", text))
     assert request.notices == ()
     assert request.fsdp == {
-        "fsdp_version": 2,
         "reshard_after_forward": True,
         "cpu_offload": True,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -34,27 +30,7 @@ def test_every_argument_is_given_so_that_no_variable_counts(
         "min_num_params": 100_000_000,
         "activation_checkpointing": True,
         "activation_checkpointing_offload": True,
-        "cpu_ram_efficient_loading": False,
-        "state_dict_type": "SHARDED_STATE_DICT",
-        "backward_prefetch": "NO_PREFETCH",
     }
-    plain = read_accelerate_file(write("b.yaml", FSDP)).fsdp
-    for name, value in {
-        "RESHARD_AFTER_FORWARD": "false",
-        "OFFLOAD_PARAMS": "true",
-        "AUTO_WRAP_POLICY": "SIZE_BASED_WRAP",
-        "ACTIVATION_CHECKPOINTING": "true",
-        "STATE_DICT_TYPE": "LOCAL_STATE_DICT",
-        "VERSION": "1",
-        "BACKWARD_PREFETCH": "BACKWARD_PRE",
-        "CPU_RAM_EFFICIENT_LOADING": "true",
-    }.items():
-        monkeypatch.setenv(f"FSDP_{name}", value)
-    plugin = FullyShardedDataParallelPlugin(**plain)
-    assert plugin.reshard_after_forward is True
-    assert plugin.auto_wrap_policy is None
-    assert plugin.activation_checkpointing is False
-    assert plugin.cpu_ram_efficient_loading is False
 
 
 @pytest.mark.parametrize(
@@ -71,8 +47,7 @@ def test_every_argument_is_given_so_that_no_variable_counts(
 )
 def test_when_parameters_are_freed(write: Write, head: str, line: str, reshards: bool) -> None:
     request = read_accelerate_file(write("a.yaml", f"{head}  {line}\n"))
-    assert (request.fsdp["fsdp_version"], request.fsdp["reshard_after_forward"]) == (2, reshards)
-    assert request.fsdp["state_dict_type"] == "SHARDED_STATE_DICT"
+    assert request.fsdp["reshard_after_forward"] == reshards
     told = "a.yaml:4: FSDP1 runs as FSDP2; write fsdp_version: 2"
     assert request.notices == ((told,) if head is FSDP1 else ())
 
@@ -92,6 +67,9 @@ def test_groups_hold_the_model_each(write: Write) -> None:
     request = read_accelerate_file(write("a.yaml", text))
     assert request.fsdp["dp_replicate_size"] == 2
     assert str(request.origins["fsdp.dp_replicate_size"]).startswith("a.yaml:6")
+    text = text.replace("num_processes: 2\n", "") + "  parallelism_config_dp_shard_size: 4\n"
+    world = read_accelerate_file(write("b.yaml", text)).world_size
+    assert world is not None and (world.value, world.origin.line) == (8, 6)
 
 
 SECTION = "a.yaml:5: fsdp_config."
@@ -123,14 +101,14 @@ MISTAKES = [
     (
         f"{FSDP}parallelism_config:\n  parallelism_config_dp_replicate_size: 2\n"
         "  parallelism_config_dp_shard_size: 4",
-        "a.yaml:7: parallelism_config.parallelism_config_dp_shard_size: 4: "
-        "2 groups of 4 are not the number of processes, 2",
+        "a.yaml:2: num_processes: 2: must be 8 under a.yaml:7 "
+        "(parallelism_config.parallelism_config_dp_shard_size); change one of the two",
     ),
     (
         f"{FSDP}parallelism_config:\n  parallelism_config_cp_size: 2\n"
         "  parallelism_config_dp_shard_size: 2",
-        "a.yaml:7: parallelism_config.parallelism_config_dp_shard_size: 2: "
-        "1 groups of 4 are not the number of processes, 2",
+        "a.yaml:2: num_processes: 2: must be 4 under a.yaml:7 "
+        "(parallelism_config.parallelism_config_dp_shard_size); change one of the two",
     ),
 ]
 
