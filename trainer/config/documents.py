@@ -132,15 +132,17 @@ def _walk(node: yaml.Node, path: str, above: str, origins: dict[str, Origin]) ->
     """Note the origins of all keys below a node. ``above`` is the node's dotted key."""
     is_mapping = isinstance(node, yaml.MappingNode)
     children = [] if isinstance(node, yaml.ScalarNode) else node.value
+    own: dict[str, Origin] = {}
     for index, child in enumerate(children):
         place, value = child if is_mapping else (child, child)
-        key = f"{above}{place.value if is_mapping else index}"
+        name = place.value if is_mapping else f"{index}"
+        key = f"{above}{name}"
         origin = Origin(path, place.start_mark.line + 1, key)
         if is_mapping and place.tag not in _OF_KEYS:
             raise origin.error("a key must be text; put it in quotes")
-        if key in origins:
-            raise origin.error(f"is set twice, first on line {origins[key].line}; keep one")
+        if name in own:
+            raise origin.error(f"is set twice, first on line {own[name].line}; keep one")
         if len(origins) > _MOST_VALUES:
             raise origin.error("too many values: do aliases (*name) repeat each other?")
-        origins[key] = origin
+        own[name] = origins[key] = origin
         _walk(value, path, f"{key}.", origins)

@@ -19,7 +19,7 @@ _EPOCHS = re.compile(r"([0-9]+(?:\.[0-9]+)?|[0-9]+/[0-9]*[1-9][0-9]*) epochs?")
 def check_interval(value: object) -> object:
     """Return the value of an interval. Raise ``ValueError`` for any other value."""
     number = _epochs(value) if isinstance(value, str) else value
-    if not isinstance(number, Rational) or number <= 0:
+    if isinstance(number, bool) or not isinstance(number, Rational) or number <= 0:
         raise ValueError(f"must be {FORMS}")
     return value
 
