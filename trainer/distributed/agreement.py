@@ -208,7 +208,7 @@ class Agreement:
         """Give the time-out to every process group, also to those that an engine made."""
         if self.distributed and self.timeout:
             for group in process_groups():
-                set_timeout(group, self.timeout)
+                set_timeout(self.timeout, group)
 
     def close(self) -> None:
         """Finish the vote in flight, and wait for all ranks on the CPU. Collective."""

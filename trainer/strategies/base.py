@@ -29,8 +29,8 @@ from .finite_step import step_if_finite
 from .tensors import (
     DTYPES,
     canonical_names,
-    canonical_state,
     clip,
+    first_names,
     global_norm,
     is_on_meta,
     unwrapped,
@@ -303,7 +303,7 @@ class Strategy(ABC):
 
         skipped = False
         if not scaler:
-            if self.step_optimizer(norm, on_nan):
+            if step_if_finite(self.optimizer, norm, on_nan):
                 each = norms_of(gradients)
         else:
             # get_scale() waits for the device, as the scaler's own step() does.
@@ -324,13 +324,6 @@ class Strategy(ABC):
     def _norm(self, gradients: list[Tensor], each: Tensor | None) -> Tensor:
         """Return the norm of the gradients, of which ``each`` may be known. Collective."""
         return global_norm(gradients, self.shard_group, each)
-
-    def step_optimizer(self, norm: Tensor, on_nan: str | None) -> bool:
-        """Step the optimizer, and return whether the host knows that the step was left out."""
-        if on_nan:
-            return step_if_finite(self.optimizer, norm, on_nan)
-        self.optimizer.step()
-        return False
 
     def replicated(self, name: str, values: Tensor, state_key: Tensor | None = None) -> Shard:
         """Return the shard of a parameter that every rank has whole."""
@@ -396,18 +389,9 @@ class Strategy(ABC):
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
         """Return a whole parameter in full precision. Collective: call on every rank."""
 
-    def _tensors(self) -> Iterator[tuple[str, Tensor | nn.Parameter]]:
-        """Yield the prepared model's parameters and persistent buffers, a shared tensor once."""
-        self.settle()
-        seen: set[int] = set()
-        for name, tensor in canonical_state(self.model):
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield name, tensor
-
     def parameters(self, *, trainable: bool | None = True) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield trainable parameters, frozen parameters, or all (None), by name."""
-        for name, tensor in self._tensors():
+        for name, _, _, tensor in self.named_tensors():
             if isinstance(tensor, nn.Parameter) and trainable in (None, tensor.requires_grad):
                 yield name, tensor
 
@@ -438,7 +422,8 @@ class Strategy(ABC):
         self,
     ) -> Iterator[tuple[str, tuple[int, ...], torch.dtype, Tensor | nn.Parameter]]:
         """Yield ``(name, shape, dtype, handle)`` of the tensors of a model file, in file order."""
-        for name, tensor in self._tensors():
+        self.settle()
+        for tensor, name in first_names(self.model).items():
             if name in self._names:
                 yield name, *self._names[name], tensor
 
