@@ -28,6 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 from ..errors import TrainerError
@@ -41,7 +42,7 @@ from .exit import (
     print_error,
     print_line,
 )
-from .signals import STANDARD_LIBRARY, frames_of_main_thread
+from .signals import STANDARD_LIBRARY, frame_of_main_thread
 
 ASK_SECONDS = 1.0  # for an answer of the store
 BEAT_SECONDS = 2.0
@@ -373,9 +374,11 @@ class Heartbeat:
 
 def _line_of_main_thread() -> str:
     """Return file and line of the main thread: the innermost line that is not of a package."""
-    frames = frames_of_main_thread()
-    own = (frame for frame in frames if not frame.f_code.co_filename.startswith(_LIBRARIES))
-    frame = next(own, frames[0])
+    innermost = frame_of_main_thread()
+    frame: FrameType | None = innermost
+    while frame and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    frame = frame or innermost
     code = frame.f_code
     return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
 

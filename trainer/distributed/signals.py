@@ -99,16 +99,23 @@ def _read_signals(source: int, allowed_seconds: Callable[[], float], waits_in: s
                     os._exit(128 + number)
 
         if unanswered_since:
-            if any(frame.f_code.co_filename == waits_in for frame in frames_of_main_thread()):
+            if _waits_in(waits_in):
                 unanswered_since = now
             if now - unanswered_since > max(_PATIENCE_SECONDS, allowed_seconds()):
                 os._exit(128 + first)
 
 
-def frames_of_main_thread() -> list[FrameType]:
-    """Return the frames of Python of the main thread, the innermost first."""
-    innermost = sys._current_frames()[threading.main_thread().ident or 0]
-    return [frame for frame, _ in traceback.walk_stack(innermost)]
+def frame_of_main_thread() -> FrameType:
+    """Return the innermost frame of Python of the main thread."""
+    return sys._current_frames()[threading.main_thread().ident or 0]
+
+
+def _waits_in(file: str) -> bool:
+    """Return whether the main thread is in a call of a file."""
+    return any(
+        frame.f_code.co_filename == file
+        for frame, _ in traceback.walk_stack(frame_of_main_thread())
+    )
 
 
 def _leave_the_pipe() -> None:
