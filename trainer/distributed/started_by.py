@@ -54,9 +54,6 @@ def detect() -> Launcher:
         name, ranks = by_starter(os.environ)
         os.environ.update({**ranks, **os.environ})
 
-    def number(variable: str) -> int:
-        return int(os.environ.get(variable) or 0)
-
     world_size = number("WORLD_SIZE") or 1
     local_world_size = 1
     if world_size > 1:
@@ -68,6 +65,11 @@ def detect() -> Launcher:
         local_rank=number("LOCAL_RANK"),
         local_world_size=local_world_size,
     )
+
+
+def number(variable: str) -> int:
+    """Return the number in an environment variable. 0 if the variable is not set."""
+    return int(os.environ.get(variable) or 0)
 
 
 # -- processes above this process ------------------------------------------------------------------

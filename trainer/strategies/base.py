@@ -176,7 +176,7 @@ class Strategy(ABC):
         """
         # Names and shapes are read before the engine changes them.
         self._names = canonical_names(model)
-        is_cast = bool(self.held) and self.plan.mixed_precision != "no"
+        is_cast = self.plan.mixed_precision != "no" and bool(self.held or self.casts_inputs)
         if is_cast:
             from .full_buffers import keep_buffers_fp32
 
@@ -325,11 +325,15 @@ class Strategy(ABC):
         """Return the norm of the gradients, of which ``each`` may be known. Collective."""
         return global_norm(gradients, self.shard_group, each)
 
-    def replicated(self, name: str, values: Tensor, state_key: Tensor | None = None) -> Shard:
+    def replicated(self, name: str, parameter: nn.Parameter) -> Shard:
         """Return the shard of a parameter that every rank has whole."""
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
         return Shard(
-            name=name, start=0, tensor=values.view(-1), state_key=state_key, copy=rank, copies=world
+            name=name,
+            start=0,
+            tensor=parameter.data.view(-1),
+            state_key=parameter if parameter.requires_grad else None,
+            copy=self.accelerator.process_index,
+            copies=self.accelerator.num_processes,
         )
 
     # -- weights ----------------------------------------------------------------------------------

@@ -282,9 +282,8 @@ class ZeRO(Strategy):
         self.engine.step()
         clear_gradients(self.zero, self._stage)
         norm = self.engine.get_global_grad_norm()
-        if not isinstance(norm, Tensor):
-            value = float("nan") if norm is None else norm
-            norm = torch.full((), value, device=self.accelerator.device)
+        value = float("nan") if norm is None else norm
+        norm = torch.as_tensor(value, device=self.accelerator.device)
         skipped = self.plan.mixed_precision == "fp16" and self.zero.overflow
         return StepResult(grad_norm=norm, skipped=skipped)
 
@@ -292,7 +291,7 @@ class ZeRO(Strategy):
 
     def shard(self, name: str, parameter: Any) -> Shard:
         if self._stage < 3 and not parameter.requires_grad:
-            return self.replicated(name, parameter.data)
+            return self.replicated(name, parameter)
 
         rank = self.accelerator.process_index
         own = self.range_of(parameter, rank)
