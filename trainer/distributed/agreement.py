@@ -22,7 +22,7 @@ import torch.distributed as dist
 from ..errors import LaunchError, TrainerError
 from ..private.torch import process_groups, set_timeout
 from .signals import signals_watched
-from .started_by import launcher_processes
+from .started_by import launcher_lines
 
 # A request to stop, as a number of which the largest is the answer of all ranks. Its low byte is
 # the signal that asked, 0 if the code asked.
@@ -57,8 +57,8 @@ class Agreement:
         self.group: Any = None
         if self.distributed:
             self.group = dist.new_group(backend="gloo", timeout=timeout, group_desc="agreement")
-        self._in_flight: list[Any] = []
-        self._launcher = os.getppid() if launcher_processes() else None
+        self._in_flight: set[Any] = set()
+        self._launcher = os.getppid() if launcher_lines() else None
         self._voted_at = time.monotonic()
 
     # -- stopping ---------------------------------------------------------------------------------
@@ -164,12 +164,12 @@ class Agreement:
             work = dist.all_reduce(
                 values, getattr(dist.ReduceOp, name), group=self.group, async_op=True
             )
-            self._in_flight = [begun for begun in self._in_flight if not begun.is_completed()]
-            self._in_flight.append(work)
+            self._in_flight.add(work)
 
         def result() -> Any:
             if work:
                 work.wait()
+                self._in_flight.discard(work)
             return values.tolist()
 
         return result

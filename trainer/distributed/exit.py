@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from ..errors import TrainerError
 from ..text import without_secrets
+from .started_by import env_number
 
 _CLAIM = "trainer/first_error"
 _PATIENCE_SECONDS = 5.0  # the launcher ends the survivors of a failed job well within this
@@ -197,7 +198,7 @@ def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
     # the same files and finds the same fault.
     is_first = claim_first_error()
     another_prints = is_first is False
-    is_second_here = from_everyone and os.environ.get("LOCAL_RANK", "0") != "0"
+    is_second_here = from_everyone and env_number("LOCAL_RANK") > 0
     if another_prints or (is_first is None and (lost_peer or is_second_here)):
         # The launcher ends this process meanwhile, by a signal that training turned into a request.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -227,7 +228,7 @@ def print_error(message: str) -> None:
 def print_line(text: str, *, begin: str = "") -> None:
     """Print a text to stderr, with the rank in front if there are several."""
     rank = os.environ.get("RANK")
-    prefix = f"rank {rank}: " if rank and os.environ.get("WORLD_SIZE", "1") != "1" else ""
+    prefix = f"rank {rank}: " if rank and env_number("WORLD_SIZE") > 1 else ""
     print(f"{begin}{prefix}{without_secrets(text)}", file=sys.stderr, flush=True)
 
 

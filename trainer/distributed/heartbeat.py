@@ -165,8 +165,8 @@ class Heartbeat:
         self.process = (self.rank, name, _machine(), pid, _stat(pid)[19])
         self.rows: dict[int, Row] = {}
 
-        behind = range(self.rank + 1, self.rank + self.world_size)
-        self._neighbours = [number % self.world_size for number in behind[:_NEIGHBOURS]]
+        others = [(self.rank + n) % self.world_size for n in range(1, self.world_size)]
+        self._neighbours = others[:_NEIGHBOURS]
         self._seen: dict[object, tuple[object, float]] = {}  # values, and since when they are so
         self._silent: dict[int, int] = {}  # seconds from the last heartbeat to the last answer
         self._told: set[object] = set()

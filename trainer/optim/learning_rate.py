@@ -11,8 +11,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..config.named_class import find_class
 from ..config.schedule_keys import SCHEDULES, TORCH
-from ..text import did_you_mean
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -104,14 +104,11 @@ def _of_torch(optimizer: Optimizer, plan: Plan) -> LRScheduler:
     """Build a schedule of ``torch.optim.lr_scheduler`` by name."""
     from torch.optim import lr_scheduler
 
-    name = plan.schedule.removeprefix(TORCH)
-    known = set(lr_scheduler.__all__) - {"LRScheduler", "ReduceLROnPlateau"}  # follows a metric
-    settings = dict(plan.schedule_settings)
+    origin = plan.origin("schedule").named("schedule")
+    name = plan.schedule.replace(TORCH, "torch.optim.lr_scheduler:")
+    kind = find_class(name, lr_scheduler.LRScheduler, origin)
     try:
-        if name not in known:
-            raise ValueError(f"there is no such schedule; {did_you_mean(name, known)}")
-        schedule: LRScheduler = getattr(lr_scheduler, name)(optimizer, **settings)
+        return kind(optimizer, **plan.schedule_settings)
     except (TypeError, ValueError, AttributeError) as error:
-        rule = f"torch's {name} does not take schedule_settings {settings}: {error}"
-        raise plan.origin("schedule").named("schedule").error(rule) from None
-    return schedule
+        rule = f"does not take schedule_settings {dict(plan.schedule_settings)}: {error}"
+        raise origin.error(rule, plan.schedule) from None

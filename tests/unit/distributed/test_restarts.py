@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-import psutil
 import pytest
 
 from trainer.distributed import restarts
@@ -19,8 +15,6 @@ def test_agents_that_count_for_themselves(
     group: str, backend: str, several: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GROUP_WORLD_SIZE", group)
-    words = [sys.executable, "-c", "input()", "--rdzv_backend", backend]
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as agent:
-        monkeypatch.setattr(restarts, "launcher_processes", lambda: [psutil.Process(agent.pid)])
-        assert restarts._has_several_elastic_agents() is several
-        agent.kill()
+    line = ["torchrun", "--rdzv_backend", backend]
+    monkeypatch.setattr(restarts, "launcher_lines", lambda: [line])
+    assert restarts._has_several_elastic_agents() is several
