@@ -38,7 +38,7 @@ _SIGNS_OF_A_LOST_PEER = (
 )
 
 _last_work: list[Callable[[], object]] = []
-_at_the_end: list[Callable[[bool], object]] = []
+_at_the_end: Callable[[bool], object] = bool
 _is_written = False  # everything of the run is written
 
 
@@ -50,7 +50,8 @@ def when_failing(work: Callable[[], object]) -> Callable[[], None]:
 
 def at_the_end(work: Callable[[bool], object]) -> None:
     """Call ``work(has_failed)`` once an error is printed, or behind the ranks' last barrier."""
-    _at_the_end.append(work)
+    global _at_the_end
+    _at_the_end = work
 
 
 def is_written() -> bool:
@@ -144,8 +145,7 @@ def _close_groups() -> None:
     if dist.get_backend() == "nccl":
         devices = [sys.modules["torch"].cuda.current_device()]
     has_all = _meet(lambda: dist.barrier(device_ids=devices))
-    for work in _at_the_end:
-        work(False)
+    _at_the_end(False)
     if has_all:
         _destroy_groups(dist)
 
@@ -214,9 +214,8 @@ def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
         )
     print_error(message)
 
-    for work in _at_the_end:
-        with suppress(Exception):
-            work(True)
+    with suppress(Exception):
+        _at_the_end(True)
 
 
 def print_error(message: str) -> None:

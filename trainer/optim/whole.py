@@ -161,14 +161,16 @@ class WholeOptimizer(Optimizer):
         self._device = strategy.accelerator.device
         self._rounds: dict[tuple[str, ...], list[Round]] = {}  # by the names in a call
         places: dict[Any, list[Place]] = defaultdict(list)
-        shapes = {name: shape for name, shape, _, _ in strategy.named_tensors()}
-        for name, handle in strategy.parameters():
-            ranks = range(strategy.accelerator.num_processes)
+        ranks = range(strategy.accelerator.num_processes)
+        handle: Any
+        for name, shape, _, handle in strategy.named_tensors():
+            if not handle.requires_grad:
+                continue
             own = strategy.shard(name, handle)
             places[own.state_key].append(
                 Place(
                     name,
-                    shapes[name] or (1,),
+                    shape or (1,),
                     [strategy.range_of(handle, rank) for rank in ranks],
                     first=own.start - own.state_offset,
                 )

@@ -212,9 +212,6 @@ def norms_of(tensors: list[Tensor]) -> Tensor:
 # Multiply tensors in place by a number: ``multiply_all(tensors, factor)``.
 multiply_all: Callable[..., None] = torch._foreach_mul_
 
-# Move tensors in place by a part of the way: ``interpolate_all(tensors, ends, weight)``.
-interpolate_all: Callable[..., None] = torch._foreach_lerp_
-
 
 # -- process groups -------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import send_to_device
@@ -133,7 +133,7 @@ class Strategy(ABC):
     fingerprint = 0
     writes = 0
     sums_exactly = False
-    known_errors: ClassVar[Mapping[str, str]] = {
+    known_errors: Mapping[str, str] = {
         "Expected more than 1 value per channel when training": (
             "BatchNorm has no statistics of a micro-batch of one row, such as the last of an "
             "epoch: set drop_last: true, or another micro_batch_size"

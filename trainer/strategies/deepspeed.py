@@ -295,19 +295,18 @@ class ZeRO(Strategy):
 
         rank = self.accelerator.process_index
         own = self.range_of(parameter, rank)
-        key: Tensor | None = None
-        offset = 0
         if self._stage < 3:
-            key, place = self._flat_groups[parameter]
-            offset = max(0, place - rank * key.numel())
+            flat, place = self._flat_groups[parameter]
+            offset = max(0, place - rank * flat.numel())
         elif parameter.requires_grad:
-            key, offset = flat_group_stage_3(self.zero, parameter)
-        values = parameter.ds_tensor.data if key is None else key.detach()
+            flat, offset = flat_group_stage_3(self.zero, parameter)
+        else:
+            flat, offset = parameter.ds_tensor, 0
         return Shard(
             name=name,
             start=own.start,
-            tensor=values[offset:][: len(own)],  # padding at the end is left out
-            state_key=key,
+            tensor=flat.detach()[offset:][: len(own)],  # padding at the end is left out
+            state_key=flat if parameter.requires_grad else None,
             state_offset=offset,
         )
 

@@ -9,10 +9,10 @@ unless ``sync_each_batch``. Under HSDP groups of ranks hold copies of the model.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +68,7 @@ class FSDP2(Strategy):
     """Each rank keeps rows of every parameter. Whole layers exist only while they compute."""
 
     held = "rows of the parameters"
-    known_errors: ClassVar = {
+    known_errors: Mapping[str, str] = {
         **Strategy.known_errors,
         "is a view and is being modified inplace. This view was created inside a custom Function": (
             "a layer changes its input in place, which the hooks of FSDP2 forbid: write x = x + 1, "
