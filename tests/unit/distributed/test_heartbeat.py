@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -208,6 +209,8 @@ def test_states_of_processes_are_read_from_the_system() -> None:
     watch = Heartbeat(0, 2, Store(), timeout=600.0)
     watch._send()
     own = watch.rows[0]
-    assert own.state in ("R", "S")
-    assert own._replace(started=f"{own.started}0").state == "zombie"
+    assert own.state in ("running", "sleeping")
+    with subprocess.Popen("true") as ended:
+        ended.wait()
+    assert own._replace(pid=ended.pid).state == "zombie"
     assert own._replace(machine="another").state == ""
