@@ -58,7 +58,7 @@ class FiniteNumbers(Callback):
         if info.metrics:
             loss = info.metrics["loss"]
         elif is_saved and run.config.keep_last:
-            loss = run.agreement.sum(float(info.loss))
+            loss = sum(run.agreement.gather(float(info.loss)))
         if self.on_nan == "stop" and not math.isfinite(loss):
             run.fail(self._cause(run, info, begin))
 

@@ -146,10 +146,6 @@ class Agreement:
         for work in self._in_flight:
             work.wait()
 
-    def sum(self, value: float) -> float:
-        """Sum a number over ranks, on the CPU. Collective: call on every rank."""
-        return self.begin_sums([value])()[0]
-
     def begin_sums(self, values: Sequence[float]) -> Callable[[], list[float]]:
         """Begin to sum numbers over ranks. Return a function that waits. Collective."""
         return self._begin(torch.tensor(values, dtype=torch.float64), "SUM")

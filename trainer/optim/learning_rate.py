@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..config.named_class import find_class
-from ..config.schedule_keys import SCHEDULES, TORCH
+from ..config.schedule_keys import TORCH
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def lr_factor(
     schedule: str,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any],
     *,
     warmup_steps: int,
     total_steps: int,
@@ -44,8 +44,6 @@ def lr_factor(
         inverse_sqrt   the rate falls with the square root of the steps since the start (Vaswani et
                        al. 2017)
     """
-    assert schedule in SCHEDULES
-    settings = settings or {}
     begin = warmup_steps  # of the decay
     if schedule == "wsd":
         decay_steps = settings.get("decay_steps") or round(settings["decay_fraction"] * total_steps)

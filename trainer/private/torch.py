@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout, _world
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
@@ -111,13 +112,11 @@ def count_graphs() -> tuple[int, int]:
 def local_of(tensor: Any) -> Tensor:
     """Return this rank's part of a DTensor.
 
-    The public ``to_local`` takes the way of autograd (3 us, of many tensors in each step).
-    ``_local_tensor``. The part may still be on the way (``wait``).
+    The public ``to_local`` takes the way of autograd (3 us, of many tensors in each step). The part
+    may still be on the way.
     """
     part: Any = tensor._local_tensor
-    if type(part) is not Tensor and hasattr(part, "wait"):
-        return part.wait()  # type: ignore[no-any-return]
-    return part  # type: ignore[no-any-return]
+    return part.wait() if isinstance(part, AsyncCollectiveTensor) else part
 
 
 # -- gradients and edits --------------------------------------------------------------------------

@@ -43,6 +43,7 @@ from ..private.torch import pre_hooks
 from .base import Shard, StepResult, Strategy
 from .deepspeed_start import prepare_process
 from .gradient_order import GradientOrder
+from .memory import LARGEST_BUCKET
 from .meta_device import allocate, replace_in_optimizer
 from .outside_reads import NoOutsideReads
 from .scalars import hold_scalars_as_vectors
@@ -59,8 +60,6 @@ if TYPE_CHECKING:
 
     from ..run_plan import Plan
 
-# DeepSpeed's default, in elements: 2 GB of float32, also for a model of a thousand elements.
-_LARGEST_BUCKET = 500_000_000
 _IN_STEP = (
     "training_step computes with a parameter outside of its layer's call, where ZeRO-3 holds no "
     "values: compute in the model's forward, or set find_unused_parameters: true, which keeps the "
@@ -103,7 +102,7 @@ class ZeRO(Strategy):
     @classmethod
     def steps_on_cpu(cls, plan: Plan) -> bool:
         offload = plan.deepspeed.get("zero_optimization", {}).get("offload_optimizer") or {}
-        return bool(offload.get("device", "none") != "none")
+        return offload.get("device", "none") != "none"  # type: ignore[no-any-return]
 
     @classmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
@@ -124,7 +123,7 @@ class ZeRO(Strategy):
         # The exchange bucket is no larger than the model, unless the user gave a size.
         settings = self._config["zero_optimization"]
         elements = sum(parameter.numel() for parameter in model.parameters())
-        settings.setdefault("reduce_bucket_size", min(_LARGEST_BUCKET, elements))
+        settings.setdefault("reduce_bucket_size", min(LARGEST_BUCKET, elements))
         if self.plan.find_unused_parameters:  # ranks may leave out different layers
             from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
 
@@ -395,5 +394,5 @@ def engine_config(plan: Plan) -> dict[str, Any]:
     config.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
 
     for dtype in ("bf16", "fp16"):
-        config[dtype] = {**config.get(dtype, {}), "enabled": plan.mixed_precision == dtype}
+        config.setdefault(dtype, {})["enabled"] = plan.mixed_precision == dtype
     return config

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from .base import Strategy
 
-_BUCKET = 500_000_000  # DeepSpeed's default, in elements
+LARGEST_BUCKET = 500_000_000  # DeepSpeed's default, in elements: 2 GB of float32, for any model
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def states_of(
 
     buffers = 0
     if is_zero:  # a bucket of gradients, and a copy on the way
-        buffers += 8 * min(trainable, _BUCKET)
+        buffers += 8 * min(trainable, LARGEST_BUCKET)
     if stage == 3:  # two gathered layers, and the gradients of a layer
         buffers += 3 * (4 * trainable + frozen_bytes) // layers
     if stage == 0 and precision != "no":  # the 16-bit copies of autocast

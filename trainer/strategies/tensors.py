@@ -120,10 +120,9 @@ def is_on_meta(model: nn.Module) -> bool:
 def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Parameter]]:
     """Yield parameters and persistent buffers under every name in the task's model."""
     for path, module in unwrapped(model).named_modules(remove_duplicate=False):
-        names = [part for part in path.split(".") if part and part != RECOMPUTED]
         for key, tensor in (*own_parameters(module).items(), *own_buffers(module).items()):
             if tensor is not None and is_persistent(module, key):
-                yield ".".join([*names, key]), tensor
+                yield f"{path}.{key}".replace(f"{RECOMPUTED}.", "").lstrip("."), tensor
 
 
 def first_names(model: nn.Module) -> dict[Tensor, str]:

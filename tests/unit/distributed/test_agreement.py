@@ -19,7 +19,7 @@ def test_one_process_agrees_with_itself() -> None:
     alone = Agreement()
     assert (alone.rank, alone.world_size, alone.distributed) == (0, 1, False)
     assert alone.gather("a") == ["a"]
-    assert alone.sum(2.5) == 2.5
+    assert alone.begin_sums([2.5])() == [2.5]
     assert alone.begin_max(3, -2)() == [3, -2]
     alone.check_same(7)
     alone.settle()
