@@ -30,7 +30,7 @@ class Average:
         self.decay = decay
         self._move = get_ema_multi_avg_fn(decay or 0.0)  # type: ignore[no-untyped-call]
         self.write_back = strategy.write_back
-        shards = [shard for shard in strategy.shards() if shard.tensor.numel()] if decay else []
+        shards = [*strategy.shards()] if decay else []
         self.live = [shard.tensor for shard in shards]
         self.average = [tensor.detach().clone() for tensor in self.live]
         self.pairs = list(zip(shards, self.average, strict=True))
