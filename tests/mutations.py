@@ -33,7 +33,7 @@ checks/finite: self.in_a_row += 1 => pass
 checks/finite: if 0 < run.position.skipped_in_a_row < self.patience: => if False:
 checks/finite: elif is_saved and run.config.keep_last: => elif False:
 checks/finite: run.position.skipped_steps += 1 => pass @ SKIPPED[ddp]
-checks/finite: self._buffers.put_back() => pass @ BUFFERS[ddp]
+checks/finite: put_back(self._before) => pass @ BUFFERS[ddp]
 checks/gradients: raise LaunchError(reason) => return @ UNUSED
 checks/mean_loss: return "a sum" => return ""
 checks/model: if kind.__name__ in WRAPPERS: => if False:
@@ -63,7 +63,7 @@ checkpoint/finite_values: key.kind in ("buffer", "frozen") => False
 strategies/finite_step: or math.isfinite(norm.item()): => or True:
 strategies/finite_step: norm.isfinite().logical_not().float() => norm.isfinite().float()
 strategies/base: if self.accelerator.is_main_process else => if True else
-strategies/base: if on_nan: => if True: @ unit/strategies/test_finite_step.py
+strategies/finite_step: elif not on_nan or => elif @ unit/strategies/test_finite_step.py
 strategies/base: clip(gradients, limit, norm) => clip(gradients, 1e-9, norm) @ unit/test_step.py
 strategies/base: clip(gradients, limit, norm) => pass @ GRADIENTS[ddp-2-4]
 strategies/tensors: mark_sharded(module) => pass
@@ -74,7 +74,7 @@ strategies/tensors: torch.float32 if is_trained and => torch.float32 if False an
 strategies/deepspeed: if runs != asked: => if False:
 strategies/deepspeed: plugin.dschf = None => pass
 strategies/deepspeed: "gradient_clipping": plan.max_grad_norm => "gradient_clipping": 2.0 or plan.max_grad_norm @ GRADIENTS[zero3-2-4]
-strategies/deepspeed: tensor=values[offset:][: len(own)], => tensor=values[offset:],
+strategies/deepspeed: tensor=flat.detach()[offset:][: len(own)], => tensor=flat.detach()[offset:],
 strategies/scalars: parameter.data = parameter.data.reshape(1) => pass @ unit/strategies/test_tensors.py
 strategies/deepspeed: boundary(boundary or delays) => boundary(True) @ GRADIENTS[zero1-2-4]
 strategies/deepspeed: backward(loss, scale_wrt_gas=False) => backward(loss) @ GRADIENTS[zero3-2-4]

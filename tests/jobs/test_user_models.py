@@ -152,7 +152,7 @@ UNSAID = [
     (
         ["parts_of_rank"],
         ["ddp", "fsdp", *ZERO],
-        "DataError: rank 1: the result of Task.weight is part 0, part 1, rank 0: part 0",
+        "DataError: rank 1: the result of Task.weight is part 0, part 1, rank 0: the result of Task.weight is part 0",
     ),
     (["changed_in_place"], ZERO, "LaunchError: 0.bias: changed in place, while"),
     (

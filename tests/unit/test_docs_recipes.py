@@ -144,7 +144,7 @@ def test_behind_the_warm_up_both_are_equal(name: str) -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     schedule = getattr(transformers, f"get_{name}_schedule_with_warmup")
     theirs = schedule(optimizer, 4, 20)
-    ours = lr_factor(name, warmup_steps=4, total_steps=20)
+    ours = lr_factor(name, {}, warmup_steps=4, total_steps=20)
     for step in range(20):
         if step >= 4:
             assert theirs.get_last_lr()[0] == pytest.approx(ours(step), abs=1e-15)

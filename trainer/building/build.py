@@ -295,18 +295,12 @@ def _prepare(built: Built, optimizer: Optimizer, reported: dict[str, Any], hooks
 
 def _sizes(built: Built, states: int) -> dict[str, int]:
     """Count a whole model's elements, and a rank's bytes with so many states of the optimizer."""
-    module, plan = built.module, built.plan
-    held = states_of_run(
-        plan,
-        module,
-        states,
-        offloads=built.strategy.steps_on_cpu(plan),
-        has_sums=built.strategy.sums_exactly,
-    )
+    module = built.module
+    trainable = sum(p.numel() for p in module.parameters() if p.requires_grad)
     return {
         "parameters": count_parameters(module),
-        "trainable_parameters": sum(p.numel() for p in module.parameters() if p.requires_grad),
-        "state_bytes_per_rank": held.total,
+        "trainable_parameters": trainable,
+        "state_bytes_per_rank": states_of_run(built.strategy, module, trainable, states).total,
     }
 
 

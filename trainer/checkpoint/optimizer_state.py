@@ -110,7 +110,7 @@ def groups_of(model: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]]:
     names = first_names(model)
     return [
         {
-            "names": [names[id(p)] for p in group["params"] if id(p) in names],
+            "names": [names[p] for p in group["params"] if p in names],
             "settings": settings(group),
         }
         for group in optimizer.param_groups

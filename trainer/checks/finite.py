@@ -16,7 +16,7 @@ from torch import Tensor
 from ..data.batches import Window
 from ..hooks import Callback, StepInfo
 from ..run import Run
-from ..strategies.buffers import BuffersBefore
+from ..strategies.buffers import buffers_before, put_back
 
 _SHOWN = 8  # samples in a message
 
@@ -58,7 +58,7 @@ class FiniteNumbers(Callback):
         if info.metrics:
             loss = info.metrics["loss"]
         elif is_saved and run.config.keep_last:
-            loss = run.agreement.sum(float(info.loss))
+            loss = sum(run.agreement.gather(float(info.loss)))
         if self.on_nan == "stop" and not math.isfinite(loss):
             run.fail(self._cause(run, info, begin))
 
@@ -101,12 +101,12 @@ class SkippedBuffers(Callback):
     """Puts the buffers (statistics of a BatchNorm) back if a step is left out."""
 
     def on_start(self, run: Run) -> None:
-        self._buffers = BuffersBefore(run.model)
+        self._modules = list(run.model.modules())
 
     def on_window(self, run: Run, window: Window) -> None:
-        self._buffers.take()
+        self._before = buffers_before(self._modules)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         # A model without buffers does not wait for the device.
-        if self._buffers.before and info.update.left_out:
-            self._buffers.put_back()
+        if self._before and info.update.left_out:
+            put_back(self._before)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from ..errors import LaunchError, TrainerError
 from ..private.torch import process_groups, set_timeout
 from .signals import signals_watched
-from .started_by import launcher_processes
+from .started_by import launcher_lines
 
 # A request to stop, as a number of which the largest is the answer of all ranks. Its low byte is
 # the signal that asked, 0 if the code asked.
@@ -57,8 +57,8 @@ class Agreement:
         self.group: Any = None
         if self.distributed:
             self.group = dist.new_group(backend="gloo", timeout=timeout, group_desc="agreement")
-        self._in_flight: list[Any] = []
-        self._launcher = os.getppid() if launcher_processes() else None
+        self._in_flight: set[Any] = set()
+        self._launcher = os.getppid() if launcher_lines() else None
         self._voted_at = time.monotonic()
 
     # -- stopping ---------------------------------------------------------------------------------
@@ -146,10 +146,6 @@ class Agreement:
         for work in self._in_flight:
             work.wait()
 
-    def sum(self, value: float) -> float:
-        """Sum a number over ranks, on the CPU. Collective: call on every rank."""
-        return self.begin_sums([value])()[0]
-
     def begin_sums(self, values: Sequence[float]) -> Callable[[], list[float]]:
         """Begin to sum numbers over ranks. Return a function that waits. Collective."""
         return self._begin(torch.tensor(values, dtype=torch.float64), "SUM")
@@ -164,12 +160,12 @@ class Agreement:
             work = dist.all_reduce(
                 values, getattr(dist.ReduceOp, name), group=self.group, async_op=True
             )
-            self._in_flight = [begun for begun in self._in_flight if not begun.is_completed()]
-            self._in_flight.append(work)
+            self._in_flight.add(work)
 
         def result() -> Any:
             if work:
                 work.wait()
+                self._in_flight.discard(work)
             return values.tolist()
 
         return result
@@ -208,7 +204,7 @@ class Agreement:
         """Give the time-out to every process group, also to those that an engine made."""
         if self.distributed and self.timeout:
             for group in process_groups():
-                set_timeout(group, self.timeout)
+                set_timeout(self.timeout, group)
 
     def close(self) -> None:
         """Finish the vote in flight, and wait for all ranks on the CPU. Collective."""

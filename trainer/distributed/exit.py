@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from ..errors import TrainerError
 from ..text import without_secrets
+from .started_by import env_number
 
 _CLAIM = "trainer/first_error"
 _PATIENCE_SECONDS = 5.0  # the launcher ends the survivors of a failed job well within this
@@ -37,7 +38,7 @@ _SIGNS_OF_A_LOST_PEER = (
 )
 
 _last_work: list[Callable[[], object]] = []
-_at_the_end: list[Callable[[bool], object]] = []
+_at_the_end: Callable[[bool], object] = bool
 _is_written = False  # everything of the run is written
 
 
@@ -49,7 +50,8 @@ def when_failing(work: Callable[[], object]) -> Callable[[], None]:
 
 def at_the_end(work: Callable[[bool], object]) -> None:
     """Call ``work(has_failed)`` once an error is printed, or behind the ranks' last barrier."""
-    _at_the_end.append(work)
+    global _at_the_end
+    _at_the_end = work
 
 
 def is_written() -> bool:
@@ -143,8 +145,7 @@ def _close_groups() -> None:
     if dist.get_backend() == "nccl":
         devices = [sys.modules["torch"].cuda.current_device()]
     has_all = _meet(lambda: dist.barrier(device_ids=devices))
-    for work in _at_the_end:
-        work(False)
+    _at_the_end(False)
     if has_all:
         _destroy_groups(dist)
 
@@ -197,7 +198,7 @@ def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
     # the same files and finds the same fault.
     is_first = claim_first_error()
     another_prints = is_first is False
-    is_second_here = from_everyone and os.environ.get("LOCAL_RANK", "0") != "0"
+    is_second_here = from_everyone and env_number("LOCAL_RANK") > 0
     if another_prints or (is_first is None and (lost_peer or is_second_here)):
         # The launcher ends this process meanwhile, by a signal that training turned into a request.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -213,9 +214,8 @@ def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
         )
     print_error(message)
 
-    for work in _at_the_end:
-        with suppress(Exception):
-            work(True)
+    with suppress(Exception):
+        _at_the_end(True)
 
 
 def print_error(message: str) -> None:
@@ -227,7 +227,7 @@ def print_error(message: str) -> None:
 def print_line(text: str, *, begin: str = "") -> None:
     """Print a text to stderr, with the rank in front if there are several."""
     rank = os.environ.get("RANK")
-    prefix = f"rank {rank}: " if rank and os.environ.get("WORLD_SIZE", "1") != "1" else ""
+    prefix = f"rank {rank}: " if rank and env_number("WORLD_SIZE") > 1 else ""
     print(f"{begin}{prefix}{without_secrets(text)}", file=sys.stderr, flush=True)
 
 

@@ -6,9 +6,7 @@ of Python to the store every two seconds, and judges the other ranks, so that no
 go unseen. docs/faults.md has the table of what ends a job. A silent rank has a minute, for a call
 in C may hold the interpreter's lock that long.
 
-The watch holds the interpreter's lock for some 0.1 ms a second. The states of processes come from
-/proc: ``psutil`` compares the times at which processes started, and these change if somebody sets
-the clock.
+The watch holds the interpreter's lock for some 0.1 ms a second.
 """
 
 from __future__ import annotations
@@ -30,6 +28,8 @@ from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
+
+import psutil
 
 from ..errors import TrainerError
 from .exit import (
@@ -66,9 +66,9 @@ _UNEQUAL = (
     "model unequally often (a short last step of ragged batches), set drop_last: true"
 )
 
-# How long a process of this machine may be stopped or gone, by the letters of /proc. Somebody may
+# How long a process of this machine may be stopped or gone, by the words of psutil. Somebody may
 # continue a stopped process in a moment.
-_PATIENCE = {"T": (8.0, "is stopped"), "Z": (GONE_SECONDS, _GONE)}
+_PATIENCE = {"stopped": (8.0, "is stopped"), "zombie": (GONE_SECONDS, _GONE)}
 _LIBRARIES = (STANDARD_LIBRARY, sys.prefix, "<")
 
 
@@ -83,7 +83,6 @@ class Row(NamedTuple):
 
     Args:
         machine: the boot of the machine and the namespace of process numbers.
-        started: in clock ticks since the boot. The system gives a ``pid`` away again.
         sent: the time on a clock of the rank, which tells heartbeats apart.
         place: the steps that are done, the phase ("" between two jobs), and a number that grows.
         text: step, phase, and the line of Python that the main thread is at.
@@ -96,7 +95,6 @@ class Row(NamedTuple):
     name: str
     machine: str
     pid: int
-    started: str
     sent: float
     place: Any
     text: str
@@ -106,26 +104,19 @@ class Row(NamedTuple):
 
     @property
     def state(self) -> str:
-        """Return the letter of /proc: T stopped, t traced by a debugger, Z gone. "" if unknown."""
+        """Return the word of psutil: ``zombie`` also if there is no process. "" if unknown."""
         if self.machine != _machine():
             return ""
-        fields = _stat(self.pid)
-        return fields[0] if fields[19:20] == [self.started] else "Z"
+        try:
+            return psutil.Process(self.pid).status()
+        except psutil.Error:
+            return "zombie"
 
 
 def _machine() -> str:
     """Return the boot of this machine and its namespace of process numbers."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     return f"{boot}{os.stat('/proc/self/ns/pid').st_ino}"
-
-
-def _stat(pid: int) -> list[str]:
-    """Return the state of a process and the fields behind. [] if there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return []
-    return text.rpartition(")")[2].split()
 
 
 class _Job(NamedTuple):
@@ -162,11 +153,11 @@ class Heartbeat:
         self.holds_store = self.rank == 0 and is_alone
         pid = os.getpid()
         name = f"rank {self.rank} (process {pid} on {socket.gethostname()})"
-        self.process = (self.rank, name, _machine(), pid, _stat(pid)[19])
+        self.process = (self.rank, name, _machine(), pid)
         self.rows: dict[int, Row] = {}
 
-        behind = range(self.rank + 1, self.rank + self.world_size)
-        self._neighbours = [number % self.world_size for number in behind[:_NEIGHBOURS]]
+        others = [(self.rank + n) % self.world_size for n in range(1, self.world_size)]
+        self._neighbours = others[:_NEIGHBOURS]
         self._seen: dict[object, tuple[object, float]] = {}  # values, and since when they are so
         self._silent: dict[int, int] = {}  # seconds from the last heartbeat to the last answer
         self._told: set[object] = set()
@@ -287,14 +278,14 @@ class Heartbeat:
         if row.left:
             return
         state = row.state
-        if state == "Z" and self.job is _NO_JOB and not is_written():
+        if state == "zombie" and self.job is _NO_JOB and not is_written():
             state = ""  # a rank that is gone keeps nobody waiting
         patience, text = _PATIENCE.get(state, (math.inf, ""))
         if self._seconds(row.name, state) >= patience:
             self._end(f"{row.name} {text}")
 
         silent = self._silent[row.rank]
-        if silent < NAMED_SECONDS or state == "t":
+        if silent < NAMED_SECONDS or state == "tracing-stop":  # by a debugger
             return
         text = f"{row.name} has sent no heartbeat for {silent} s: {row.text}"
         if silent >= row.limit:
@@ -346,7 +337,7 @@ class Heartbeat:
         if self._still():
             faulthandler.dump_traceback()
         for row in self.rows.values():
-            if row.state == "T":
+            if row.state == "stopped":
                 with suppress(OSError):
                     os.kill(row.pid, signal.SIGKILL)  # a stopped process takes no other signal
         self._tell_the_end()
@@ -368,7 +359,7 @@ class Heartbeat:
         self._ending.acquire()  # for good: the thread ends nothing any more
         time.sleep(GONE_SECONDS)
         for row in self.rows.values():
-            if row.state == "Z":  # also a rank that left in order, which is too early
+            if row.state == "zombie":  # also a rank that left in order, which is too early
                 raise LostRank(self._message(f"{row.name} {_GONE}")) from error
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from .started_by import launcher_processes
+from .started_by import env_number, launcher_lines
 
 
 def restarts() -> int:
     """Return how often the launcher has started this job again."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
+    return env_number("TORCHELASTIC_RESTART_COUNT")
 
 
 def connect_attempt(backend: str) -> None:
@@ -23,7 +22,7 @@ def connect_attempt(backend: str) -> None:
     The store of torchrun and accelerate has addresses of processes that have ended. Several agents
     of c10d or etcd count their attempts differently if one joined later, and are left to torch.
     """
-    is_alone = int(os.environ.get("WORLD_SIZE") or 1) == 1
+    is_alone = env_number("WORLD_SIZE") <= 1
     if is_alone or not restarts() or dist.is_initialized() or _has_several_elastic_agents():
         return
 
@@ -34,7 +33,6 @@ def connect_attempt(backend: str) -> None:
 
 def _has_several_elastic_agents() -> bool:
     """Return whether several launchers share this job, which may join and leave it."""
-    if int(os.environ.get("GROUP_WORLD_SIZE") or 1) <= 1:
+    if env_number("GROUP_WORLD_SIZE") <= 1:
         return False
-    nearest = [word for launcher in launcher_processes()[:1] for word in launcher.cmdline()]
-    return re.search(r"c10d|etcd", " ".join(nearest)) is not None
+    return any(re.search(r"c10d|etcd", word) for line in launcher_lines()[:1] for word in line)

@@ -19,7 +19,7 @@ def same_on_all_ranks(
     If ranks have different parts of a model, only those with the same ``part`` are compared.
 
     Returns:
-        The first difference, as ``rank 1: lr is 0.1, rank 0: 0.001``. Empty if there is none.
+        The first difference, as ``rank 1: lr is 0.1, rank 0: lr is 0.001``. Empty if there is none.
     """
     checksums = gather((part, xxhash.xxh3_64_intdigest(json.dumps([*facts.items()]).encode())))
     if len({*checksums}) == len(dict(checksums)):
@@ -29,11 +29,9 @@ def same_on_all_ranks(
     parts = [of_rank for of_rank, _ in checksums]
     for rank, own in enumerate(of_ranks):
         other = parts.index(parts[rank])
-        for (name, value), (their_name, theirs) in zip_longest(
+        for fact, theirs in zip_longest(
             own.items(), of_ranks[other].items(), fillvalue=("the rest", "missing")
         ):
-            if (name, value) != (their_name, theirs):
-                if name != their_name:  # missing, or in another order
-                    theirs = f"{their_name} is {theirs}"
-                return f"rank {rank}: {name} is {value}, rank {other}: {theirs}"
+            if fact != theirs:
+                return f"rank {rank}: {' is '.join(fact)}, rank {other}: {' is '.join(theirs)}"
     return ""

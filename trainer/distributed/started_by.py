@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -54,46 +55,42 @@ def detect() -> Launcher:
         name, ranks = by_starter(os.environ)
         os.environ.update({**ranks, **os.environ})
 
-    def number(variable: str) -> int:
-        return int(os.environ.get(variable) or 0)
-
-    world_size = number("WORLD_SIZE") or 1
+    world_size = env_number("WORLD_SIZE") or 1
     local_world_size = 1
     if world_size > 1:
-        local_world_size = number("LOCAL_WORLD_SIZE") or number("LOCAL_SIZE")
+        local_world_size = env_number("LOCAL_WORLD_SIZE") or env_number("LOCAL_SIZE")
     return Launcher(
         name=name,
         arguments=arguments,
         world_size=world_size,
-        local_rank=number("LOCAL_RANK"),
+        local_rank=env_number("LOCAL_RANK"),
         local_world_size=local_world_size,
     )
+
+
+def env_number(variable: str) -> int:
+    """Return the number in an environment variable. 0 if the variable is not set."""
+    return int(os.environ.get(variable) or 0)
 
 
 # -- processes above this process ------------------------------------------------------------------
 
 
-def _parents() -> Iterator[tuple[psutil.Process, list[str]]]:
-    """Yield the processes above this process with their command lines, as far as they are shown."""
+def _parents() -> Iterator[list[str]]:
+    """Yield the command lines of the processes above this process, as far as they are shown."""
     with suppress(psutil.Error):
         for process in psutil.Process().parents():
-            yield process, process.cmdline()
+            yield process.cmdline()
 
 
-def launcher_processes() -> list[psutil.Process]:
-    """List the launchers above this process, the nearest first. [] if started by hand."""
-    found = []
-    for process, line in _parents():
-        program, _ = _program(line)
-        if program not in _PROGRAMS:
-            break
-        found.append(process)
-    return found
+def launcher_lines() -> list[list[str]]:
+    """List the command lines of the launchers above this process, the nearest first."""
+    return [*takewhile(lambda line: _program(line)[0] in _PROGRAMS, _parents())]
 
 
 def _nearest() -> tuple[Name, tuple[str, ...]]:
     """Return the launcher nearest to this process, and the arguments of ``accelerate launch``."""
-    for _, line in _parents():
+    for line in _parents():
         program, arguments = _program(line)
         name = _PROGRAMS.get(program)
         if name:

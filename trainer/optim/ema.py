@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-
-from ..private.torch import interpolate_all
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 if TYPE_CHECKING:
     from ..strategies import Strategy
@@ -29,17 +28,17 @@ class Average:
 
     def __init__(self, strategy: Strategy, decay: float | None) -> None:
         self.decay = decay
+        self._move = get_ema_multi_avg_fn(decay or 0.0)  # type: ignore[no-untyped-call]
         self.write_back = strategy.write_back
-        shards = [shard for shard in strategy.shards() if shard.tensor.numel()] if decay else []
+        shards = [*strategy.shards()] if decay else []
         self.live = [shard.tensor for shard in shards]
         self.average = [tensor.detach().clone() for tensor in self.live]
         self.pairs = list(zip(shards, self.average, strict=True))
 
     def update(self) -> None:
         """Add the weights after an optimizer step that was not skipped."""
-        if self.average and self.decay:
-            with torch.no_grad():  # as a decorator it would cost 3 us without an average
-                interpolate_all(self.average, self.live, 1.0 - self.decay)
+        if self.average:
+            self._move(self.average, self.live, None)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

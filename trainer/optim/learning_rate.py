@@ -11,8 +11,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..config.schedule_keys import SCHEDULES, TORCH
-from ..text import did_you_mean
+from ..config.named_class import find_class
+from ..config.schedule_keys import TORCH
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def lr_factor(
     schedule: str,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any],
     *,
     warmup_steps: int,
     total_steps: int,
@@ -44,8 +44,6 @@ def lr_factor(
         inverse_sqrt   the rate falls with the square root of the steps since the start (Vaswani et
                        al. 2017)
     """
-    assert schedule in SCHEDULES
-    settings = settings or {}
     begin = warmup_steps  # of the decay
     if schedule == "wsd":
         decay_steps = settings.get("decay_steps") or round(settings["decay_fraction"] * total_steps)
@@ -104,14 +102,11 @@ def _of_torch(optimizer: Optimizer, plan: Plan) -> LRScheduler:
     """Build a schedule of ``torch.optim.lr_scheduler`` by name."""
     from torch.optim import lr_scheduler
 
-    name = plan.schedule.removeprefix(TORCH)
-    known = set(lr_scheduler.__all__) - {"LRScheduler", "ReduceLROnPlateau"}  # follows a metric
-    settings = dict(plan.schedule_settings)
+    origin = plan.origin("schedule").named("schedule")
+    name = plan.schedule.replace(TORCH, "torch.optim.lr_scheduler:")
+    kind = find_class(name, lr_scheduler.LRScheduler, origin)
     try:
-        if name not in known:
-            raise ValueError(f"there is no such schedule; {did_you_mean(name, known)}")
-        schedule: LRScheduler = getattr(lr_scheduler, name)(optimizer, **settings)
+        return kind(optimizer, **plan.schedule_settings)
     except (TypeError, ValueError, AttributeError) as error:
-        rule = f"torch's {name} does not take schedule_settings {settings}: {error}"
-        raise plan.origin("schedule").named("schedule").error(rule) from None
-    return schedule
+        rule = f"does not take schedule_settings {dict(plan.schedule_settings)}: {error}"
+        raise origin.error(rule, plan.schedule) from None

@@ -101,10 +101,10 @@ class Muon(WholeOptimizer, AdamW):
         for name, own in model.named_parameters():
             if not own.requires_grad:
                 continue
-            rule = [
-                "adamw" if own in edges else "muon",
-                *(rule for pattern, rule in patterns.items() if fnmatchcase(name, pattern)),
-            ][-1]
+            rule = "adamw" if own in edges else "muon"
+            for pattern, named in patterns.items():
+                if fnmatchcase(name, pattern):
+                    rule = named
             if own.dim() < 2:
                 rule = "adamw"
             group = {

@@ -50,15 +50,43 @@ class Matrix(NamedTuple):
         return range(max(self.start, held.start), min(self.start + self.size, held.stop))
 
 
-Piece = tuple[Matrix, range]
+class Way:
+    """The pieces of matrices that a rank sends and receives in an exchange, by the other rank."""
+
+    def __init__(self, rank: int, ranks: Sequence[int]) -> None:
+        self._rank = rank
+        self.out: list[list[tuple[Matrix, range]]] = [[] for _ in ranks]
+        self.into: list[list[tuple[Matrix, range]]] = [[] for _ in ranks]
+
+    def add(self, matrix: Matrix, piece: range, source: int, target: int) -> None:
+        """Note that a piece travels, if this rank sends or receives the piece."""
+        if source == self._rank:
+            self.out[target].append((matrix, piece))
+        if target == self._rank:
+            self.into[source].append((matrix, piece))
+
+    def exchange(
+        self, like: Tensor, read: Callable[[Matrix, range], Tensor]
+    ) -> Iterator[tuple[Matrix, range, Tensor]]:
+        """Send the pieces that this rank has, and yield those that come. Collective."""
+        leaving, coming = (
+            [sum(len(piece) for _, piece in own) for own in way] for way in (self.out, self.into)
+        )
+        sent = torch.cat([like, *(read(*own).to(like) for own in chain(*self.out))])
+        received = sent
+        if len(leaving) > 1:
+            received = like.new_empty(sum(coming))
+            dist.all_to_all_single(received, sent, coming, leaving)
+        for matrix, piece in chain(*self.into):
+            yield matrix, piece, received[: len(piece)]
+            received = received[len(piece) :]
 
 
-class Round:
-    """Some matrices of each owner: the pieces that this rank sends and receives, by rank."""
+class Round(NamedTuple):
+    """Some matrices of each owner: the pieces that travel to the owners, and the updates back."""
 
-    def __init__(self, world: int) -> None:
-        ways: list[list[list[Piece]]] = [[[] for _ in range(world)] for _ in range(4)]
-        self.there, self.arriving, self.back, self.returning = ways
+    there: Way
+    back: Way
 
 
 class Place(NamedTuple):
@@ -133,14 +161,16 @@ class WholeOptimizer(Optimizer):
         self._device = strategy.accelerator.device
         self._rounds: dict[tuple[str, ...], list[Round]] = {}  # by the names in a call
         places: dict[Any, list[Place]] = defaultdict(list)
-        shapes = {name: shape for name, shape, _, _ in strategy.named_tensors()}
-        for name, handle in strategy.parameters():
-            ranks = range(strategy.accelerator.num_processes)
+        ranks = range(strategy.accelerator.num_processes)
+        handle: Any
+        for name, shape, _, handle in strategy.named_tensors():
+            if not handle.requires_grad:
+                continue
             own = strategy.shard(name, handle)
             places[own.state_key].append(
                 Place(
                     name,
-                    shapes[name] or (1,),
+                    shape or (1,),
                     [strategy.range_of(handle, rank) for rank in ranks],
                     first=own.start - own.state_offset,
                 )
@@ -193,37 +223,30 @@ class WholeOptimizer(Optimizer):
         total = sum(matrix.cost for matrix in matrices)
         for matrix in sorted(matrices, key=lambda matrix: (-matrix.cost, matrix)):
             pieces = [matrix.cut(own) for own in held[matrix.name].place.ranges]
+            ranks = range(len(pieces))
             # A rank that stays below 1.1 of the mean. Of several the rank with most of the matrix,
             # so that fewer pieces travel.
             enough = 1.1 * total / len(pieces) - matrix.cost
             owner = min(
-                (max(enough, load[rank]), -len(piece), load[rank], rank)
-                for rank, piece in enumerate(pieces)
-            )[3]
-            some = rounds.setdefault(sent[owner] // _ROUND, Round(len(pieces)))
+                ranks, key=lambda rank: (max(enough, load[rank]), -len(pieces[rank]), load[rank])
+            )
+            some = Round(Way(self._rank, ranks), Way(self._rank, ranks))
+            there, back = rounds.setdefault(sent[owner] // _ROUND, some)
             load[owner] += matrix.cost
             sent[owner] += sum(map(len, pieces))
 
             # A single rank sends each piece to the owner, if possible the owner itself.
-            senders = {
-                pieces[rank]: rank
-                for rank in sorted(range(len(pieces)), key=lambda rank: rank <= owner)
-            }
+            senders = {pieces[rank]: rank for rank in sorted(ranks, key=lambda rank: rank <= owner)}
             for piece, rank in senders.items():
-                if rank == self._rank:
-                    some.there[owner].append((matrix, piece))
-                if owner == self._rank:
-                    some.arriving[rank].append((matrix, piece))
-            some.returning[owner].append((matrix, pieces[self._rank]))
-            if owner == self._rank:
-                for rank, piece in enumerate(pieces):
-                    some.back[rank].append((matrix, piece))
-        return [rounds[number] for number in sorted(rounds)]
+                there.add(matrix, piece, rank, owner)
+            for rank, piece in enumerate(pieces):
+                back.add(matrix, piece, owner, rank)
+        return [*rounds.values()]
 
     def _make(self, some: Round, held: Mapping[str, Held], device: torch.device) -> None:
         """Update the matrices of a round. Collective: call on every rank."""
         like = torch.empty(0, dtype=self.dtype(device), device=device)
-        whole = {matrix: like.new_empty(matrix.size) for matrix, _ in some.back[self._rank]}
+        whole = {matrix: like.new_empty(matrix.size) for matrix, _ in some.back.out[self._rank]}
 
         def read(matrix: Matrix, piece: range) -> Tensor:
             own = held[matrix.name]
@@ -232,13 +255,13 @@ class WholeOptimizer(Optimizer):
         def of_whole(matrix: Matrix, piece: range) -> Tensor:
             return _cut(whole[matrix], matrix.start, piece)
 
-        for matrix, piece, values in _exchange(some.there, some.arriving, like, read):
+        for matrix, piece, values in some.there.exchange(like, read):
             of_whole(matrix, piece).copy_(values)
         for matrix, direction in whole.items():
             whole[matrix] = self.update(
                 held[matrix.name].group, direction.view(-1, matrix.columns)
             ).reshape(-1)
-        for matrix, piece, values in _exchange(some.back, some.returning, like, of_whole):
+        for matrix, piece, values in some.back.exchange(like, of_whole):
             place, group, weights, _ = held[matrix.name]
             own = _cut(weights, place.first, piece)
             own.mul_(1 - group["lr"] * group.get("weight_decay", 0.0))
@@ -248,21 +271,3 @@ class WholeOptimizer(Optimizer):
 def _cut(flat: Tensor, first: int, piece: range) -> Tensor:
     """Return a piece of a flat tensor that begins at the element ``first`` of the parameter."""
     return flat[piece.start - first :][: len(piece)]
-
-
-def _exchange(
-    out: Sequence[Sequence[Piece]],
-    into: Sequence[Sequence[Piece]],
-    like: Tensor,
-    read: Callable[[Matrix, range], Tensor],
-) -> Iterator[tuple[Matrix, range, Tensor]]:
-    """Send the pieces that this rank has, and yield those that come. Collective."""
-    leaving, coming = ([sum(len(piece) for _, piece in own) for own in way] for way in (out, into))
-    sent = torch.cat([like, *(read(*own).to(like) for own in chain(*out))])
-    received = sent
-    if len(out) > 1:
-        received = like.new_empty(sum(coming))
-        dist.all_to_all_single(received, sent, coming, leaving)
-    for matrix, piece in chain(*into):
-        yield matrix, piece, received[: len(piece)]
-        received = received[len(piece) :]

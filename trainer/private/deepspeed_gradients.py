@@ -20,12 +20,12 @@ def exchange_nothing(zero: Any, stage: int) -> None:
     zero.clip_grad = 0.0
 
 
-def new_gradients(zero: Any) -> dict[Tensor, Tensor]:
+def new_gradients(zero: Any) -> dict[Any, Tensor]:
     """Give the engine's next step gradients of zero, which are returned by flat group.
 
     ``averaged_gradients`` has a list of tensors for each group, which the engine joins.
     """
-    flat = {group: torch.zeros_like(group) for group in stepped_groups(zero)}
+    flat: dict[Any, Tensor] = {group: torch.zeros_like(group) for group in stepped_groups(zero)}
     for number, gradient in enumerate(flat.values()):
         zero.averaged_gradients[number] = [gradient]
     return flat

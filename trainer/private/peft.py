@@ -18,12 +18,11 @@ def without_adapter(model: nn.Module, instead: str | None = None) -> Iterator[No
     engine at that time.
     """
     name, value = ("_active_adapter", [instead]) if instead else ("_disable_adapters", True)
-    layers = [module for module in model.modules() if hasattr(module, name)]
-    before = [getattr(layer, name) for layer in layers]
-    for layer in layers:
+    before = {module: getattr(module, name) for module in model.modules() if hasattr(module, name)}
+    for layer in before:
         setattr(layer, name, value)
     try:
         yield
     finally:
-        for layer, own in zip(layers, before, strict=True):
+        for layer, own in before.items():
             setattr(layer, name, own)

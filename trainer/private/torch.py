@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,6 +10,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout, _world
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
@@ -61,14 +62,10 @@ def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
     """Return a module's dictionary of buffers, without those of inner modules.
 
     ``named_buffers(recurse=False)`` leaves out names whose buffer is None, and takes four times as
-    long (3 us a module in each step).
+    long (3 us a module in each step). A buffer is replaced here: ``register_buffer`` forgets that
+    the buffer is not saved.
     """
     return module._buffers
-
-
-def set_buffer(module: nn.Module, key: str, buffer: Tensor | None) -> None:
-    """Replace a buffer of a module, for which ``register_buffer`` forgets that it is not saved."""
-    module._buffers[key] = buffer
 
 
 def pre_hooks(module: nn.Module) -> Any:
@@ -103,7 +100,7 @@ def not_compiled(function: F) -> F:
 
 def import_dynamo() -> None:
     """Import ``torch._dynamo``, as torch's first optimizer does, and ``import torch`` does not."""
-    importlib.import_module("torch._dynamo")
+    import torch._dynamo  # noqa: F401
 
 
 def count_graphs() -> tuple[int, int]:
@@ -115,13 +112,11 @@ def count_graphs() -> tuple[int, int]:
 def local_of(tensor: Any) -> Tensor:
     """Return this rank's part of a DTensor.
 
-    The public ``to_local`` takes the way of autograd (3 us, of many tensors in each step).
-    ``_local_tensor``. The part may still be on the way (``wait``).
+    The public ``to_local`` takes the way of autograd (3 us, of many tensors in each step). The part
+    may still be on the way.
     """
     part: Any = tensor._local_tensor
-    if type(part) is not Tensor and hasattr(part, "wait"):
-        return part.wait()  # type: ignore[no-any-return]
-    return part  # type: ignore[no-any-return]
+    return part.wait() if isinstance(part, AsyncCollectiveTensor) else part
 
 
 # -- gradients and edits --------------------------------------------------------------------------
@@ -213,14 +208,8 @@ def norms_of(tensors: list[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(tensors))
 
 
-def multiply_all(tensors: list[Tensor], factor: Tensor) -> None:
-    """Multiply tensors in place by a number (``torch._foreach_mul_``)."""
-    torch._foreach_mul_(tensors, factor)
-
-
-def interpolate_all(targets: list[Tensor], ends: list[Tensor], weight: float) -> None:
-    """Move each target in place by a part of the way to the end (``torch._foreach_lerp_``)."""
-    torch._foreach_lerp_(targets, ends, weight)
+# Multiply tensors in place by a number: ``multiply_all(tensors, factor)``.
+multiply_all: Callable[..., None] = torch._foreach_mul_
 
 
 # -- process groups -------------------------------------------------------------------------------
@@ -228,21 +217,15 @@ def interpolate_all(targets: list[Tensor], ends: list[Tensor], weight: float) ->
 
 def process_groups() -> list[dist.ProcessGroup]:
     """Return all process groups of this rank, which no public name lists."""
-    return list(dist.distributed_c10d._world.pg_map)
+    return list(_world.pg_map)
 
 
-def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
-    """Set how long a rank waits in collectives of a group.
+# Set how long a rank waits in collectives of a group: ``set_timeout(timeout, group)``. The public
+# time-out is an argument of whoever makes the group.
+set_timeout: Callable[[timedelta, dist.ProcessGroup], None] = _set_pg_timeout
 
-    The public time-out is an argument of whoever makes the group.
-    """
-    dist.distributed_c10d._set_pg_timeout(timeout, group)
-
-
-def default_store() -> Any:
-    """Return the store by which the ranks have found each other, without another address."""
-    return dist.distributed_c10d._get_default_store()
-
+# Return the store by which the ranks have found each other, without another address.
+default_store: Callable[[], Any] = _get_default_store
 
 # Hooks that run before and behind an optimizer's step. No public name lists or copies them.
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -251,9 +234,3 @@ STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 def has_step_hooks(optimizer: Any) -> bool:
     """Return whether hooks are registered on an optimizer's step."""
     return any(getattr(optimizer, name, None) for name in STEP_HOOKS)
-
-
-def drop_step_hooks(optimizer: Any) -> None:
-    """Take all hooks off an optimizer's step."""
-    for name in STEP_HOOKS:
-        setattr(optimizer, name, {})

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import send_to_device
@@ -29,8 +29,8 @@ from .finite_step import step_if_finite
 from .tensors import (
     DTYPES,
     canonical_names,
-    canonical_state,
     clip,
+    first_names,
     global_norm,
     is_on_meta,
     unwrapped,
@@ -133,7 +133,7 @@ class Strategy(ABC):
     fingerprint = 0
     writes = 0
     sums_exactly = False
-    known_errors: ClassVar[Mapping[str, str]] = {
+    known_errors: Mapping[str, str] = {
         "Expected more than 1 value per channel when training": (
             "BatchNorm has no statistics of a micro-batch of one row, such as the last of an "
             "epoch: set drop_last: true, or another micro_batch_size"
@@ -176,7 +176,7 @@ class Strategy(ABC):
         """
         # Names and shapes are read before the engine changes them.
         self._names = canonical_names(model)
-        is_cast = bool(self.held) and self.plan.mixed_precision != "no"
+        is_cast = self.plan.mixed_precision != "no" and bool(self.held or self.casts_inputs)
         if is_cast:
             from .full_buffers import keep_buffers_fp32
 
@@ -303,7 +303,7 @@ class Strategy(ABC):
 
         skipped = False
         if not scaler:
-            if self.step_optimizer(norm, on_nan):
+            if step_if_finite(self.optimizer, norm, on_nan):
                 each = norms_of(gradients)
         else:
             # get_scale() waits for the device, as the scaler's own step() does.
@@ -325,18 +325,15 @@ class Strategy(ABC):
         """Return the norm of the gradients, of which ``each`` may be known. Collective."""
         return global_norm(gradients, self.shard_group, each)
 
-    def step_optimizer(self, norm: Tensor, on_nan: str | None) -> bool:
-        """Step the optimizer, and return whether the host knows that the step was left out."""
-        if on_nan:
-            return step_if_finite(self.optimizer, norm, on_nan)
-        self.optimizer.step()
-        return False
-
-    def replicated(self, name: str, values: Tensor, state_key: Tensor | None = None) -> Shard:
+    def replicated(self, name: str, parameter: nn.Parameter) -> Shard:
         """Return the shard of a parameter that every rank has whole."""
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
         return Shard(
-            name=name, start=0, tensor=values.view(-1), state_key=state_key, copy=rank, copies=world
+            name=name,
+            start=0,
+            tensor=parameter.data.view(-1),
+            state_key=parameter if parameter.requires_grad else None,
+            copy=self.accelerator.process_index,
+            copies=self.accelerator.num_processes,
         )
 
     # -- weights ----------------------------------------------------------------------------------
@@ -396,18 +393,9 @@ class Strategy(ABC):
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
         """Return a whole parameter in full precision. Collective: call on every rank."""
 
-    def _tensors(self) -> Iterator[tuple[str, Tensor | nn.Parameter]]:
-        """Yield the prepared model's parameters and persistent buffers, a shared tensor once."""
-        self.settle()
-        seen: set[int] = set()
-        for name, tensor in canonical_state(self.model):
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield name, tensor
-
     def parameters(self, *, trainable: bool | None = True) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield trainable parameters, frozen parameters, or all (None), by name."""
-        for name, tensor in self._tensors():
+        for name, _, _, tensor in self.named_tensors():
             if isinstance(tensor, nn.Parameter) and trainable in (None, tensor.requires_grad):
                 yield name, tensor
 
@@ -438,7 +426,8 @@ class Strategy(ABC):
         self,
     ) -> Iterator[tuple[str, tuple[int, ...], torch.dtype, Tensor | nn.Parameter]]:
         """Yield ``(name, shape, dtype, handle)`` of the tensors of a model file, in file order."""
-        for name, tensor in self._tensors():
+        self.settle()
+        for tensor, name in first_names(self.model).items():
             if name in self._names:
                 yield name, *self._names[name], tensor
 

@@ -18,48 +18,44 @@ from torch import Tensor, nn
 from ..data.digest import bytes_of
 from ..distributed.same import same_on_all_ranks
 from ..errors import LaunchError
-from ..private.torch import own_buffers, set_buffer
+from ..private.torch import own_buffers
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
+# A module, the name of a buffer there, the buffer, and a copy of the values.
+Before = list[tuple[nn.Module, str, Tensor | None, Any]]
+
+
 @contextmanager
 def restored_buffers(model: nn.Module) -> Iterator[None]:
     """Put the buffers back after a batch that does not count."""
-    before = BuffersBefore(model)
-    before.take()
+    before = buffers_before(model.modules())
     yield
-    before.put_back()
+    put_back(before)
 
 
-class BuffersBefore:
-    """The buffers of a prepared model as they were before a step, for a step that is left out.
+def buffers_before(modules: Iterable[nn.Module]) -> Before:
+    """Return the buffers of a prepared model and copies, for ``put_back`` after a step left out.
 
     The cost is a copy of all buffers in each step. Nothing tells which buffers a forward pass
     changes: torch does not count the writes of kernels to BatchNorm's statistics.
     """
+    return [
+        (module, key, buffer, None if buffer is None else buffer.clone())
+        for module in modules
+        for key, buffer in own_buffers(module).items()
+        if buffer is None or buffer.layout == torch.strided
+    ]
 
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = list(model.modules())
-        # A module, the name of a buffer there, the buffer, and a copy of the values.
-        self.before: list[tuple[nn.Module, str, Tensor | None, Tensor | None]] = []
 
-    def take(self) -> None:
-        """Copy the buffers."""
-        self.before = [
-            (module, key, buffer, None if buffer is None else buffer.clone())
-            for module in self._modules
-            for key, buffer in own_buffers(module).items()
-            if buffer is None or buffer.layout == torch.strided
-        ]
-
-    def put_back(self) -> None:
-        """Give the buffers the values of ``take``. A buffer that a pass has replaced comes back."""
-        for module, key, buffer, values in self.before:
-            set_buffer(module, key, buffer)
-            if buffer is not None and values is not None:
-                buffer.copy_(values)
+def put_back(before: Before) -> None:
+    """Give the buffers their values back. A buffer that a pass has replaced comes back."""
+    for module, key, buffer, values in before:
+        own_buffers(module)[key] = buffer
+        if buffer is not None:
+            buffer.copy_(values)
 
 
 @torch.no_grad()

@@ -44,7 +44,7 @@ class CastWeights:
                 if parameter is None or not parameter.is_floating_point():
                     continue
                 if parameter not in copies:
-                    with torch.set_grad_enabled(self.copies is not None):
+                    with torch.enable_grad():
                         copies[parameter] = parameter.to(self._dtype)
                 self._places.append((own, key, parameter))
                 own[key] = copies[parameter]  # type: ignore[assignment]

@@ -108,8 +108,7 @@ class DDP(Strategy):
         )
 
     def shard(self, name: str, parameter: nn.Parameter) -> Shard:
-        state_key = parameter if parameter.requires_grad else None
-        return self.replicated(name, parameter.data, state_key)
+        return self.replicated(name, parameter)
 
     def range_of(self, parameter: nn.Parameter, rank: int) -> range:
         return range(parameter.numel())

@@ -43,6 +43,7 @@ from ..private.torch import pre_hooks
 from .base import Shard, StepResult, Strategy
 from .deepspeed_start import prepare_process
 from .gradient_order import GradientOrder
+from .memory import LARGEST_BUCKET
 from .meta_device import allocate, replace_in_optimizer
 from .outside_reads import NoOutsideReads
 from .scalars import hold_scalars_as_vectors
@@ -59,8 +60,6 @@ if TYPE_CHECKING:
 
     from ..run_plan import Plan
 
-# DeepSpeed's default, in elements: 2 GB of float32, also for a model of a thousand elements.
-_LARGEST_BUCKET = 500_000_000
 _IN_STEP = (
     "training_step computes with a parameter outside of its layer's call, where ZeRO-3 holds no "
     "values: compute in the model's forward, or set find_unused_parameters: true, which keeps the "
@@ -103,7 +102,7 @@ class ZeRO(Strategy):
     @classmethod
     def steps_on_cpu(cls, plan: Plan) -> bool:
         offload = plan.deepspeed.get("zero_optimization", {}).get("offload_optimizer") or {}
-        return bool(offload.get("device", "none") != "none")
+        return offload.get("device", "none") != "none"  # type: ignore[no-any-return]
 
     @classmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
@@ -124,7 +123,7 @@ class ZeRO(Strategy):
         # The exchange bucket is no larger than the model, unless the user gave a size.
         settings = self._config["zero_optimization"]
         elements = sum(parameter.numel() for parameter in model.parameters())
-        settings.setdefault("reduce_bucket_size", min(_LARGEST_BUCKET, elements))
+        settings.setdefault("reduce_bucket_size", min(LARGEST_BUCKET, elements))
         if self.plan.find_unused_parameters:  # ranks may leave out different layers
             from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
 
@@ -282,9 +281,8 @@ class ZeRO(Strategy):
         self.engine.step()
         clear_gradients(self.zero, self._stage)
         norm = self.engine.get_global_grad_norm()
-        if not isinstance(norm, Tensor):
-            value = float("nan") if norm is None else norm
-            norm = torch.full((), value, device=self.accelerator.device)
+        value = float("nan") if norm is None else norm
+        norm = torch.as_tensor(value, device=self.accelerator.device)
         skipped = self.plan.mixed_precision == "fp16" and self.zero.overflow
         return StepResult(grad_norm=norm, skipped=skipped)
 
@@ -292,23 +290,22 @@ class ZeRO(Strategy):
 
     def shard(self, name: str, parameter: Any) -> Shard:
         if self._stage < 3 and not parameter.requires_grad:
-            return self.replicated(name, parameter.data)
+            return self.replicated(name, parameter)
 
         rank = self.accelerator.process_index
         own = self.range_of(parameter, rank)
-        key: Tensor | None = None
-        offset = 0
         if self._stage < 3:
-            key, place = self._flat_groups[parameter]
-            offset = max(0, place - rank * key.numel())
+            flat, place = self._flat_groups[parameter]
+            offset = max(0, place - rank * flat.numel())
         elif parameter.requires_grad:
-            key, offset = flat_group_stage_3(self.zero, parameter)
-        values = parameter.ds_tensor.data if key is None else key.detach()
+            flat, offset = flat_group_stage_3(self.zero, parameter)
+        else:
+            flat, offset = parameter.ds_tensor, 0
         return Shard(
             name=name,
             start=own.start,
-            tensor=values[offset:][: len(own)],  # padding at the end is left out
-            state_key=key,
+            tensor=flat.detach()[offset:][: len(own)],  # padding at the end is left out
+            state_key=flat if parameter.requires_grad else None,
             state_offset=offset,
         )
 
@@ -397,5 +394,5 @@ def engine_config(plan: Plan) -> dict[str, Any]:
     config.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
 
     for dtype in ("bf16", "fp16"):
-        config[dtype] = {**config.get(dtype, {}), "enabled": plan.mixed_precision == dtype}
+        config.setdefault(dtype, {})["enabled"] = plan.mixed_precision == dtype
     return config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -57,13 +57,6 @@ class Exact(Strategy):
     sums_exactly = True
     note: Callable[[str, Tensor], object] | None = None
     counts: Counter[str] | None = None
-    known_errors: ClassVar = {
-        **Strategy.known_errors,
-        "is a view and is being modified inplace": (
-            "a layer changes its input in place, which same_bits forbids: write x = x + 1, not "
-            "x += 1"
-        ),
-    }
 
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         refuse_settings(plan, offloads=self.steps_on_cpu(plan))
@@ -71,6 +64,13 @@ class Exact(Strategy):
             # Kernels cut sums by threads, of which launchers give several processes fewer.
             torch.set_num_threads(1)
         super().__init__(plan, accelerator)
+        self.known_errors = {
+            **self.known_errors,
+            "is a view and is being modified inplace": (
+                "a layer changes its input in place, which same_bits forbids: write x = x + 1, not "
+                "x += 1"
+            ),
+        }
         self.note_step: Callable[[list[Tensor]], object] = lambda gradients: None
         self._sums: dict[str, Tensor] = {}
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from .base import StepResult, compute_in
+from .base import StepResult
 from .cast_weights import CastWeights
 from .ddp import DDP
 from .exact import Exact
@@ -22,6 +22,7 @@ class ExactDDP(Exact, DDP):
     """Adds up the gradients of all micro-batches itself, and casts weights in 16 bits."""
 
     exchanges = False
+    casts_inputs = True
     _cast: CastWeights | None = None
 
     @classmethod
@@ -38,7 +39,6 @@ class ExactDDP(Exact, DDP):
         if self.plan.mixed_precision != "no":
             dtype = DTYPES[self.plan.mixed_precision]
             self._cast = CastWeights(unwrapped(self.model), dtype)
-            compute_in(unwrapped(self.model), dtype)
 
     def micro_step(self, *, boundary: bool) -> Any:
         if self._cast:

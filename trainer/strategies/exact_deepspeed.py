@@ -32,7 +32,6 @@ class ExactZeRO(Exact, ZeRO):
         flat = new_gradients(self.zero)
         parts = []
         for shard, whole in zip(self.shards(), self.reduced(), strict=True):
-            assert shard.state_key is not None
             part = flat[shard.state_key][shard.state_offset :][: shard.tensor.numel()]
             parts.append(part.copy_(shard.cut(whole)))
         norm = self.end(parts, dist.group.WORLD)

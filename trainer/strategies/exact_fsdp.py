@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ class ExactFSDP2(Exact, FSDP2):
     """Reduces sums in float64, and casts the inputs of the model alone, as ZeRO does."""
 
     casts_inputs = True
-    known_errors: ClassVar = {**FSDP2.known_errors, **Exact.known_errors}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         super().prepare(model, optimizer)

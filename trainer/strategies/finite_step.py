@@ -13,7 +13,7 @@ from torch import Tensor
 from ..private.torch import mark_stepped, reads_found_inf
 
 
-def step_if_finite(optimizer: Any, norm: Tensor, on_nan: str) -> bool:
+def step_if_finite(optimizer: Any, norm: Tensor, on_nan: str | None) -> bool:
     """Step the optimizer. If the gradient is not finite, leave weights and state unchanged.
 
     A fused optimizer on a GPU reads the outcome on the device, so that the host does not wait. With
@@ -21,11 +21,11 @@ def step_if_finite(optimizer: Any, norm: Tensor, on_nan: str) -> bool:
     ``stop`` they make the step, and the run ends before any result of the step is written.
 
     Returns whether the host knows that the step was left out. ``norm`` is the global norm of the
-    gradient, a scalar, the same on every rank.
+    gradient, a scalar, the same on every rank. Without ``on_nan`` the optimizer steps in any case.
     """
-    if norm.is_cuda and reads_found_inf(optimizer):
+    if on_nan and norm.is_cuda and reads_found_inf(optimizer):
         step_by_flag(optimizer, norm)
-    elif (norm.is_cuda and on_nan == "stop") or math.isfinite(norm.item()):
+    elif not on_nan or (norm.is_cuda and on_nan == "stop") or math.isfinite(norm.item()):
         optimizer.step()
     else:
         mark_stepped(optimizer)

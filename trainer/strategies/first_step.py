@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..data.digest import traces
 from ..errors import CheckpointError
-from ..private.torch import STEP_HOOKS, drop_step_hooks, leaves_of
+from ..private.torch import STEP_HOOKS, leaves_of
 from ..text import listed
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ def fresh_copy(optimizer: Optimizer, parameters: Sequence[Sequence[Tensor]]) -> 
     kept = {id(leaf): leaf for leaf in leaves_of(own) if isinstance(leaf, Tensor | nn.Module)}
     with suppress(Exception):  # (an object within may be anything)
         own = deepcopy(own, {id(optimizer): copy, **kept})
-    copy.__dict__.update(own)
-    copy.state = defaultdict(dict)
-    drop_step_hooks(copy)
+    vars(copy).update(own, state=defaultdict(dict), **{hooks: {} for hooks in STEP_HOOKS})
     pairs = zip(optimizer.param_groups, parameters, strict=True)
     copy.param_groups = [{**group, "params": list(own)} for group, own in pairs]
     return copy

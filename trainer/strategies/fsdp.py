@@ -9,10 +9,10 @@ unless ``sync_each_batch``. Under HSDP groups of ranks hold copies of the model.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -58,16 +58,17 @@ if TYPE_CHECKING:
 class Scaler(ShardedGradScaler):
     """torch's scaler, with a flag of the shape of the count from which a fused AdamW takes it."""
 
-    def _unscale_grads_(self, optimizer: Optimizer, inv_scale: Tensor, *flag: Any) -> Any:
-        found_inf, *more = flag
-        return super()._unscale_grads_(optimizer, inv_scale, found_inf.squeeze(), *more)
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool = True
+    ) -> dict[torch.device, Tensor]:
+        return super()._unscale_grads_(optimizer, inv_scale, found_inf.squeeze(), allow_fp16)
 
 
 class FSDP2(Strategy):
     """Each rank keeps rows of every parameter. Whole layers exist only while they compute."""
 
     held = "rows of the parameters"
-    known_errors: ClassVar = {
+    known_errors: Mapping[str, str] = {
         **Strategy.known_errors,
         "is a view and is being modified inplace. This view was created inside a custom Function": (
             "a layer changes its input in place, which the hooks of FSDP2 forbid: write x = x + 1, "
@@ -112,17 +113,14 @@ class FSDP2(Strategy):
             )
         }
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
-        if self.accelerator.scaler:  # ranks agree on gradients that are not finite
-            self.accelerator.scaler = Scaler(self.accelerator.device.type)
-        super().prepare(model, optimizer)
-
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard the model in place, unit by unit, and hand the optimizer the sharded parameters.
 
         Accelerate 1.15 also makes units of the input embedding and the last norm, which fails on
         models whose embedding is in a unit already (BERT) and on heads that are not called.
         """
+        if self.accelerator.scaler:  # ranks agree on gradients that are not finite
+            self.accelerator.scaler = Scaler(self.accelerator.device.type)
         hold_scalars_as_vectors(model)  # FSDP2 cannot cut a scalar
         read_whole_numbers()
 
@@ -355,9 +353,8 @@ class FSDP2(Strategy):
         height = max(1, parameter.shape[0])
         width = parameter.numel() // height
         parts = self.plan.world_size // self._copies
-        rows = -(-height // parts)
-        own = range(height)[rank % parts * rows :][:rows]
-        return range(own.start * width, own.stop * width)
+        size = -(-height // parts) * width
+        return range(parameter.numel())[rank % parts * size :][:size]
 
     def write_back(self) -> None:
         self.settle()

@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..private.torch import BatchNormBase, own_buffers, own_parameters, set_buffer
+from ..private.torch import BatchNormBase, own_buffers, own_parameters
 
 
 def keep_buffers_fp32(model: nn.Module) -> Callable[[torch.device], None]:
-    """Copy the floating-point buffers of a model that an engine is about to cast.
+    """Remember the floating-point buffers of a model that an engine is about to cast.
 
     Bfloat16 would swallow updates of BatchNorm's statistics, and rotary positions beyond 256. torch
-    wants scale and shift in full precision beside such statistics.
+    wants scale and shift in full precision beside such statistics. A cast (of DeepSpeed
+    0.19.0) puts other tensors in the place of the buffers.
 
     Returns:
         A function that puts the buffers back on a device, after the engine has cast them.
     """
-    copies: dict[Any, Tensor] = {b: b.clone() for b in model.buffers() if b.is_floating_point()}
-    places = []
-    norms = []  # with their classes, which sharding replaces
-    for module in model.modules():
-        for key, buffer in own_buffers(module).items():
-            if buffer in copies:
-                places.append((module, key, buffer))
-        if isinstance(module, BatchNormBase) and module.track_running_stats:
-            norms.append((module, type(module)))
+    places = [
+        (module, key, buffer)
+        for module in model.modules()
+        for key, buffer in own_buffers(module).items()
+        if buffer is not None and buffer.is_floating_point()
+    ]
+    # With their classes, which sharding replaces.
+    norms = [
+        (module, type(module))
+        for module in model.modules()
+        if isinstance(module, BatchNormBase) and module.track_running_stats
+    ]
 
     def put_back(device: torch.device) -> None:
-        on_device = {buffer: copy.to(device) for buffer, copy in copies.items()}
         for module, key, buffer in places:
-            set_buffer(module, key, on_device[buffer])
+            buffer.data = buffer.data.to(device)
+            own_buffers(module)[key] = buffer
         for module, kind in norms:
             module.forward = _with_full_parameters(module, kind)
 

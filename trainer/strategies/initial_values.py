@@ -74,10 +74,10 @@ class InitialValues:
 
         Raises ``LaunchError`` if nothing sets the values of a parameter.
         """
-        names = {number: n for number, n in first_names(self._model).items() if n in wanted}
+        names = first_names(self._model)
         for modules in _initialized_together("", self._model):
             own = [p for module in modules.values() for p in module.parameters(recurse=False)]
-            chosen = {p: names.pop(id(p)) for p in own if p.is_meta and id(p) in names}
+            chosen = {p: names.pop(p) for p in own if p.is_meta and names.get(p) in wanted}
             # Elements that nothing sets stay NaN.
             drawn = {p: nn.Parameter(_nan_like(p), p.requires_grad) for p in chosen}
             if drawn:

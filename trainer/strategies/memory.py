@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..run_plan import Plan
+    from .base import Strategy
 
-_BUCKET = 500_000_000  # DeepSpeed's default, in elements
+LARGEST_BUCKET = 500_000_000  # DeepSpeed's default, in elements: 2 GB of float32, for any model
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def states_of(
 
     buffers = 0
     if is_zero:  # a bucket of gradients, and a copy on the way
-        buffers += 8 * min(trainable, _BUCKET)
+        buffers += 8 * min(trainable, LARGEST_BUCKET)
     if stage == 3:  # two gathered layers, and the gradients of a layer
         buffers += 3 * (4 * trainable + frozen_bytes) // layers
     if stage == 0 and precision != "no":  # the 16-bit copies of autocast
@@ -120,16 +120,15 @@ def states_of(
     return States(parameters, gradients, optimizer, buffers)
 
 
-def states_of_run(
-    plan: Plan, model: nn.Module, slots: int, *, offloads: bool, has_sums: bool
-) -> States:
+def states_of_run(strategy: Strategy, model: nn.Module, trainable: int, slots: int) -> States:
     """Compute the bytes that a rank holds, of a model that is not prepared yet."""
+    plan = strategy.plan
     layout = LAYOUTS.get(plan.strategy, Layout())
     # DeepSpeed's engine casts frozen parameters too.
     width = 2 if layout.is_zero and plan.mixed_precision != "no" else 8
     return states_of(
-        replace(layout, offloads=layout.is_zero and offloads),
-        sum(p.numel() for p in model.parameters() if p.requires_grad),
+        replace(layout, offloads=layout.is_zero and strategy.steps_on_cpu(plan)),
+        trainable,
         plan.world_size // plan.fsdp.get("dp_replicate_size", 1),
         frozen_bytes=sum(
             p.numel() * min(width, p.itemsize) for p in model.parameters() if not p.requires_grad
@@ -137,5 +136,5 @@ def states_of_run(
         precision=plan.mixed_precision,
         slots=slots,
         accumulates=plan.accumulation_steps > 1 and not plan.sync_each_batch,
-        has_sums=has_sums,
+        has_sums=strategy.sums_exactly,
     )

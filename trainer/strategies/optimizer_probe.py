@@ -54,23 +54,25 @@ def _trial(optimizer: Optimizer, device: torch.device) -> str:
         [drawn(tensor) for tensor in small(group["params"], device)]
         for group in optimizer.param_groups
     ]
-    halves = [[*map(_halves, group)] for group in whole]
-    of_ranks = [[[own[rank] for own in group] for group in halves] for rank in (0, 1)]
-    copies = [fresh_copy(optimizer, groups) for groups in (whole, *of_ranks)]
+    copies = [
+        fresh_copy(optimizer, groups)
+        for groups in (whole, *([[_halves(t)[n] for t in own] for own in whole] for n in (0, 1)))
+    ]
     for copy in copies:
         for group in copy.param_groups:
             group["lr"] = group["lr"] * 0 + 0.1  # at a small rate a step is lost in rounding
 
-    tensors, pairs = [*chain(*whole)], [*chain(*halves)]
+    tensors, *halves = map(_stepped, copies)
     for scale in _SCALES:
-        for tensor, pair in zip(tensors, pairs, strict=True):
+        for tensor, *pair in zip(tensors, *halves, strict=True):
             tensor.grad = drawn(tensor) * scale
             pair[0].grad, pair[1].grad = _halves(tensor.grad)
         for copy in copies:
             copy.step()
 
         expected = torch.cat([tensor.view(-1) for tensor in tensors])
-        difference = float((torch.cat([*chain(*pairs)]) - expected).abs().max())
+        found = torch.cat([*chain(*zip(*halves, strict=True))])
+        difference = float((found - expected).abs().max())
         largest = float(expected.abs().max())
         if not difference <= _BOUND * largest:  # also for NaN
             off = f"off by {difference:.2g} of {largest:.2g}"
@@ -87,14 +89,19 @@ def _numbers(optimizer: Optimizer) -> list[tuple[str, float]]:
 
     Prodigy's estimate of the distance moves no weight in a few steps.
     """
-    groups = optimizer.param_groups
-    states = [optimizer.state[tensor] for group in groups for tensor in group["params"]]
     return [
         (key, float(value))
-        for kept in (*groups, *states)
+        for kept in (
+            *optimizer.param_groups,
+            *map(optimizer.state.__getitem__, _stepped(optimizer)),
+        )
         for key, value in kept.items()
         if isinstance(value, float) or (isinstance(value, Tensor) and value.numel() == 1)
     ]
+
+
+def _stepped(optimizer: Optimizer) -> list[Tensor]:
+    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
 def _halves(tensor: Tensor) -> list[Tensor]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -16,10 +14,8 @@ from ..errors import DataError
 from ..private.deepspeed_engine import is_taken_away
 from ..private.torch import leaves_of
 
-_TORCH = f"{Path(torch.__file__).parent}/"
-_OWN = f"{Path(__file__).parents[1]}/"  # a rehearsal sets values in the engine's place
-_DEEPSPEED = f"{Path(torch.__file__).parents[1]}/deepspeed/"
-
+# Of the second a rehearsal sets values in the engine's place.
+_PASSED_OVER = ("torch", "trainer")
 
 # What a function of torch that writes to parameters, and returns none, is called.
 _WRITES = ("__set__", "_foreach_")
@@ -55,13 +51,13 @@ class NoOutsideReads(TorchFunctionMode):
         has_values = any(hasattr(leaf, "__array__") for leaf in leaves_of(result))
         if has_values or function.__name__.startswith(_WRITES):
             is_taken = any(map(is_taken_away, leaves_of((args, kwargs))))
-            if is_taken and function not in _FLAG and not _caller().startswith(_DEEPSPEED):
+            if is_taken and function not in _FLAG and _caller() != "deepspeed":
                 raise DataError(self._advice)
         return result
 
 
 def _caller() -> str:
-    """Return the file of the innermost code that is neither torch's nor of this package."""
-    here = inspect.currentframe()
-    files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(here))
-    return next(file for file in files if not file.startswith((_TORCH, _OWN)))
+    """Return the package of the innermost code that is neither torch's nor of this package."""
+    frames = traceback.walk_stack(inspect.currentframe())
+    packages = (str(frame.f_globals.get("__name__")).split(".")[0] for frame, _ in frames)
+    return next(package for package in packages if package not in _PASSED_OVER)

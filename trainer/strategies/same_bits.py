@@ -24,15 +24,6 @@ from .digests import at_a_time
 if TYPE_CHECKING:
     from ..run_plan import Plan
 
-# Values of a plan whose sums are other sums, or that no test has shown to keep bits.
-_REFUSED = {
-    "mixed_precision": "fp16",
-    "reduce_dtype": "bf16",
-    "find_unused_parameters": True,
-    "sync_each_batch": True,
-    "compile": True,
-}
-
 
 def grouped(tensors: Iterable[Tensor], elements: int) -> Iterator[list[Tensor]]:
     """Yield tensors in lists of so many elements and more. The last may have fewer."""
@@ -95,8 +86,13 @@ def rounded_additions(sums: Tensor, more: Tensor) -> int:
 
 def refuse_settings(plan: Plan, *, offloads: bool) -> None:
     """Raise ``ConfigError`` if the mode cannot hold with a setting."""
+    # Their sums are other sums, or no test has shown that they keep bits.
     are_wrong = {
-        **{key: getattr(plan, key) == value for key, value in _REFUSED.items()},
+        "mixed_precision": plan.mixed_precision == "fp16",
+        "reduce_dtype": plan.reduce_dtype == "bf16",
+        "find_unused_parameters": plan.find_unused_parameters,
+        "sync_each_batch": plan.sync_each_batch,
+        "compile": plan.compile,
         "context_parallel": plan.context_parallel > 1,
         "strategy.offload": offloads,
         "fsdp.activation_checkpointing": plan.fsdp.get("activation_checkpointing"),

@@ -41,9 +41,7 @@ _ROW = 4096
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a possibly distributed tensor."""
-    if type(tensor) is Tensor or not hasattr(tensor, "to_local"):  # most gradients are ordinary
-        return tensor
-    return local_of(tensor)
+    return local_of(tensor) if hasattr(tensor, "to_local") else tensor
 
 
 def global_norm(
@@ -122,15 +120,17 @@ def is_on_meta(model: nn.Module) -> bool:
 def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Parameter]]:
     """Yield parameters and persistent buffers under every name in the task's model."""
     for path, module in unwrapped(model).named_modules(remove_duplicate=False):
-        names = [part for part in path.split(".") if part and part != RECOMPUTED]
         for key, tensor in (*own_parameters(module).items(), *own_buffers(module).items()):
             if tensor is not None and is_persistent(module, key):
-                yield ".".join([*names, key]), tensor
+                yield f"{path}.{key}".replace(f"{RECOMPUTED}.", "").lstrip("."), tensor
 
 
-def first_names(model: nn.Module) -> dict[int, str]:
-    """Return the first name of each parameter and persistent buffer, by the id of the tensor."""
-    return {id(tensor): name for name, tensor in reversed([*canonical_state(model)])}
+def first_names(model: nn.Module) -> dict[Tensor, str]:
+    """Return the first name of each parameter and persistent buffer, in their order."""
+    names: dict[Tensor, str] = {}
+    for name, tensor in canonical_state(model):
+        names.setdefault(tensor, name)
+    return names
 
 
 def canonical_names(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

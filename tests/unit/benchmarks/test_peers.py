@@ -46,7 +46,7 @@ def test_reference_far_from_itself_makes_the_run_invalid() -> None:
 
 def test_schedule_of_the_work_is_the_one_of_the_config() -> None:
     own = work()
-    same = lr_factor("cosine", warmup_steps=10, total_steps=own.steps, final_ratio=0.1)
+    same = lr_factor("cosine", {}, warmup_steps=10, total_steps=own.steps, final_ratio=0.1)
     assert [own.factor(step) for step in range(own.steps)] == pytest.approx(
         [same(step) for step in range(own.steps)]
     )

@@ -19,7 +19,7 @@ def test_one_process_agrees_with_itself() -> None:
     alone = Agreement()
     assert (alone.rank, alone.world_size, alone.distributed) == (0, 1, False)
     assert alone.gather("a") == ["a"]
-    assert alone.sum(2.5) == 2.5
+    assert alone.begin_sums([2.5])() == [2.5]
     assert alone.begin_max(3, -2)() == [3, -2]
     alone.check_same(7)
     alone.settle()
@@ -36,7 +36,7 @@ def test_a_stop_by_the_code_has_no_signal_and_an_agreed_one_needs_no_vote() -> N
 
 def test_the_end_of_the_launcher_asks_for_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     by_hand = Agreement()
-    monkeypatch.setattr(agreement, "launcher_processes", lambda: ["torchrun"])
+    monkeypatch.setattr(agreement, "launcher_lines", lambda: ["torchrun"])
     launched, left_alone = Agreement(), Agreement()
     assert [left_alone.poll_evaluation() for _ in range(3)][-1] == 0
     monkeypatch.setattr(os, "getppid", lambda: 1)

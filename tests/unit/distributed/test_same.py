@@ -19,7 +19,7 @@ def test_only_ranks_with_the_same_part_are_compared() -> None:
         return same_on_all_ranks(of_ranks[0], lambda value: next(answers), part=0)
 
     assert answered({}) == ""
-    assert answered({"w": "c"}) == "rank 3: w is c, rank 1: b"
+    assert answered({"w": "c"}) == "rank 3: w is c, rank 1: w is b"
 
 
 def test_a_fact_that_is_missing_or_in_another_place_is_a_difference() -> None:

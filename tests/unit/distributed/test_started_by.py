@@ -20,7 +20,7 @@ def detect(environment: dict[str, str], ancestors: list[list[str]]) -> Launcher:
     """Detect the launcher of a process with these variables and these command lines above."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "environ", {**environment})
-        patch.setattr(started_by, "_parents", lambda: [(None, line) for line in ancestors])
+        patch.setattr(started_by, "_parents", lambda: ancestors)
         return started_by.detect()
 
 

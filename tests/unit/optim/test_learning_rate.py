@@ -37,7 +37,9 @@ def rates(made: Plan, steps: int, lr: float = 1.0) -> list[float]:
 
 @pytest.mark.parametrize("name", list(SCHEDULES))
 def test_the_shape_of_each(name: str) -> None:
-    factor = lr_factor(name, SETTINGS.get(name), warmup_steps=4, total_steps=20, final_ratio=0.1)
+    factor = lr_factor(
+        name, SETTINGS.get(name, {}), warmup_steps=4, total_steps=20, final_ratio=0.1
+    )
     got = [factor(step) for step in range(21)]
     assert got[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     expected = {
@@ -76,7 +78,7 @@ def test_a_schedule_of_torch_with_and_without_warm_up() -> None:
 def test_what_holds_for_all(name: str, total: int, warmup: int, final: float) -> None:
     warmup = min(warmup, total)
     factor = lr_factor(
-        name, SETTINGS.get(name), warmup_steps=warmup, total_steps=total, final_ratio=final
+        name, SETTINGS.get(name, {}), warmup_steps=warmup, total_steps=total, final_ratio=final
     )
     got = [factor(step) for step in range(total + 1)]
     assert all(0 < value <= 1 + 1e-12 for value in got[:-1]), "no step trains with rate zero"

@@ -215,7 +215,7 @@ def test_owners_have_about_the_same_work_and_few_matrices_at_once(
     loads = []
     largest = max(matrices, key=lambda matrix: matrix.size)
     for rank, rounds in enumerate(divided(*places)):
-        owned = [[matrix for matrix, _ in some.back[rank]] for some in rounds]
+        owned = [[matrix for matrix, _ in some.back.out[rank]] for some in rounds]
         loads.append(sum(matrix.cost for own in owned for matrix in own))
         assert max(sum(matrix.size for matrix in own) for own in owned) <= 200 + largest.size
         assert len(rounds) > 3
@@ -230,8 +230,8 @@ def test_a_rank_that_has_a_matrix_whole_owns_the_matrix() -> None:
         places.append(Place(f"m{number}", (8, 10), ranges, 0))
     for rank, rounds in enumerate(divided(*places)):
         for some in rounds:
-            assert len(some.there[rank]) == 2
-            assert sum(len(piece) for way in some.there for _, piece in way) == 160
+            assert len(some.there.out[rank]) == 2
+            assert sum(len(piece) for way in some.there.out for _, piece in way) == 160
 
 
 def test_the_iteration_is_in_bf16_on_gpus_alone() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from trainer.strategies.buffers import BuffersBefore, restored_buffers
+from trainer.strategies.buffers import buffers_before, put_back, restored_buffers
 
 
 class Kinds(nn.Module):
@@ -40,12 +40,11 @@ def values(model: nn.Module) -> dict[str, list[float] | None]:
 
 def test_buffers_get_their_values_back() -> None:
     model = Kinds()
-    buffers = BuffersBefore(model)
     for value in (float("nan"), 2.0):
-        buffers.take()
+        copies = buffers_before(model.modules())
         before = values(model)
         model.change(value)
-        buffers.put_back()
+        put_back(copies)
         assert values(model) == before
         assert model.same is model.mean, "what is shared stays so"
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from trainer.errors import LaunchError
 from trainer.strategies.ddp import DDP
+from trainer.strategies.tensors import canonical_names
 from trainer.strategies.whole_parameters import whole_parameters
 
 
@@ -33,6 +34,7 @@ class Copies(DDP):
 def strategy() -> DDP:
     made = Copies(plan(request("single"), world=1), Accelerator(cpu=True))
     made.model = Model()
+    made._names = canonical_names(made.model)
     return made
 
 
