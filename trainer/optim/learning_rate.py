@@ -105,6 +105,8 @@ def _of_torch(optimizer: Optimizer, plan: Plan) -> LRScheduler:
     origin = plan.origin("schedule").named("schedule")
     name = plan.schedule.replace(TORCH, "torch.optim.lr_scheduler:")
     kind = find_class(name, lr_scheduler.LRScheduler, origin)
+    if kind is lr_scheduler.ReduceLROnPlateau:
+        raise origin.error("follows a metric, which a step does not have", plan.schedule)
     try:
         return kind(optimizer, **plan.schedule_settings)
     except (TypeError, ValueError, AttributeError) as error:

@@ -74,6 +74,10 @@ class FSDP2(Strategy):
             "a layer changes its input in place, which the hooks of FSDP2 forbid: write x = x + 1, "
             "not x += 1, or gather the model as a whole (fsdp_auto_wrap_policy: NO_WRAP)"
         ),
+        "out of bounds for storage of size 0": (
+            "a gradient of a gradient reads parameters that are freed: set "
+            "fsdp_reshard_after_forward: false (docs/numbers.md)"
+        ),
         "got mixed torch.Tensor and DTensor": (
             "a layer computed outside of a call of its unit, so its parameters were not gathered: "
             "call model(...), not model.forward(...) or a method, and the blocks of a list of "
