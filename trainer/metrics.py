@@ -117,11 +117,9 @@ class WeightedSums:
         if not isinstance(weight, Tensor):
             # A fill makes a number on the device. A copy from the host would wait for the device.
             weight = sums.new_full((), float(1 if weight is None else weight))
-        weights = _wide(weight).to(sums.device).expand_as(sums)
+        weights = _wide(weight).to(sums.device).expand_as(sums) * counts
         # A batch without weight adds nothing, not even if its mean is NaN.
         pair = torch.stack([torch.where(weights == 0, 0.0, sums), weights])
-        if not counts:
-            pair = torch.zeros_like(pair)
         agreed([self.layout(), {key: tuple(sums.shape)}])
         self._sums[key] = pair + self._sums.get(key, 0.0)
 

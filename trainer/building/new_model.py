@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -153,11 +152,10 @@ def enter_training_mode(task: Task, model: nn.Module) -> tuple[list[nn.Module], 
     if not left or is_told or hasattr(model, "peft_config"):
         return held, []
     if is_mixed:
-        line = re.sub(r"\.(\d+)", r"[\1]", ", ".join(f"model.{part}" for part in parts))
         raise LaunchError(
-            f"build_model leaves some layers in evaluation mode ({listed(left)}): say in the task "
-            "which modules stay in evaluation mode while the model trains: "
-            f"`def held_in_evaluation(self, model): return [{line}]`, or `return []` for none"
+            f"build_model leaves some layers in evaluation mode ({', '.join(parts)}): write a "
+            "method held_in_evaluation(self, model) of the task, which returns a list of the "
+            "modules that stay in evaluation mode while the model trains, or []"
         )
     return held, [
         f"build_model left {listed(left)} in evaluation mode: they train in training mode; "

@@ -95,16 +95,9 @@ class Ranges:
 
     def whole(self, kind: str, name: str) -> Tensor:
         """Read a whole tensor, flat, to the CPU."""
-        if not self.holds(kind, name):
-            raise CheckpointError(f"{kind} {name}: is in no file")
         out = torch.empty(self.numel(kind, name), dtype=self._pieces[kind, name][0].entry.dtype)
         self.read(kind, name, 0, out)
         return out
-
-    def value(self, kind: str, name: str) -> Tensor:
-        """Read the only value that is stored of a parameter (Adam's step), as a scalar tensor."""
-        self.check_whole(kind, name, 1)
-        return self.whole(kind, name)[0]
 
 
 def of_rank_files(paths: Iterable[Path]) -> Ranges:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from ..errors import CheckpointError
 from ..optim.groups import settings
 from ..private.torch import mark_stepped
-from ..strategies import Shard, Strategy
+from ..strategies import Strategy
 from .optimizer_state import PREFIX, OptimizerForm
 from .ranges import Ranges
 
@@ -33,19 +33,16 @@ def restore_settings(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
         group[key] = tuple(new) if isinstance(group[key], tuple) else new
 
 
-def restore_optimizer(
-    strategy: Strategy, form: OptimizerForm, ranges: Ranges, read: Callable[[Shard], None]
-) -> list[str]:
-    """Give a fresh optimizer the state that a checkpoint holds. Return notices.
+def begin_state(strategy: Strategy, form: OptimizerForm, ranges: Ranges) -> list[str]:
+    """Give a fresh optimizer zeros for the ranges that a checkpoint holds, and the values.
 
-    A parameter without state (a parameter that never had a gradient) gets none, or zeros if the
-    engine keeps the parameter in a flat group with others. ``read`` is called for each trainable
-    shard first.
+    Return notices. A parameter without state (a parameter that never had a gradient) gets none, or
+    zeros if the engine keeps the parameter in a flat group with others.
     """
     group_of = {name: group["names"] for group in form.groups for name in group["names"]}
     first = strategy.optimizer.param_groups[0]
     on_device = first.get("fused") or first.get("capturable")
-    states: dict[Tensor, dict[str, Any]] = {}
+    seen: set[Tensor] = set()
     notices: dict[str, None] = {}
 
     def fresh(state_key: Tensor, names: Sequence[str]) -> dict[str, Any]:
@@ -59,7 +56,8 @@ def restore_optimizer(
         }
         for key, is_tensor in form.values.items():
             kind = PREFIX + key
-            found = [ranges.value(kind, name) for name in names if ranges.holds(kind, name)]
+            holding = [name for name in names if ranges.holds(kind, name)]
+            found = [ranges.whole(kind, name).reshape(()) for name in holding]
             if found:
                 value = max(found)
                 placed = value.to(state_key.device) if on_device else value
@@ -72,23 +70,16 @@ def restore_optimizer(
         return state
 
     for shard in strategy.shards():
-        read(shard)
         state_key = shard.state_key
         assert state_key is not None
-        if state_key not in states:
-            # A flat group keeps one value for all parameters, also for those on other ranks.
-            is_alone = isinstance(state_key, nn.Parameter)
-            names = [shard.name] if is_alone else group_of[shard.name]
-            states[state_key] = fresh(state_key, names)
-
-        for key in form.ranges:
-            if not ranges.holds(PREFIX + key, shard.name):
-                continue
-            flat = states[state_key][key].view(-1)
-            out = flat[shard.state_offset : shard.state_offset + shard.tensor.numel()]
-            ranges.read(PREFIX + key, shard.name, shard.start, out)
-
-    strategy.optimizer.state.update({key: state for key, state in states.items() if state})
+        if state_key in seen:
+            continue
+        seen.add(state_key)
+        # A flat group keeps one value for all parameters, also for those on other ranks.
+        is_alone = isinstance(state_key, nn.Parameter)
+        state = fresh(state_key, [shard.name] if is_alone else group_of[shard.name])
+        if state:
+            strategy.optimizer.state[state_key] = state
     return [*notices]
 
 

@@ -11,12 +11,12 @@ so nobody waits. At most one save is in flight: the next save waits.
 from __future__ import annotations
 
 import contextlib
+from collections import ChainMap
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from threading import Thread
 from typing import Any, NoReturn
@@ -160,7 +160,7 @@ class Saver:
         taken.clear()  # frees the memory
 
         def commit() -> None:
-            store.commit(self.folder, facts, [*chain(*written)])
+            store.commit(self.folder, facts, dict(ChainMap(*written)))
             try:
                 store.prune(
                     self.folder,
