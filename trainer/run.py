@@ -367,7 +367,6 @@ class Run(Read):
         # The rates of the step that was made: a new object even for a rate that is a tensor.
         position.rates = [group["lr"] + 0.0 for group in self.schedule.optimizer.param_groups]
         position.step += 1
-        position.step_began = position.samples
         position.samples = window.end
 
         if skipped:

@@ -184,19 +184,21 @@ def _load_found(
     places: Places = {}
     wrong = []
     for name, shape, _, handle in parts.strategy.named_tensors():
+        if name in without:
+            continue
         names = names_of[id(handle)]
         stored = [
             (kind, other)
             for kind in ("average", *WEIGHTS)
             for other in names
-            if name not in without and other in entries and ranges.holds(kind, other)
+            if other in entries and ranges.holds(kind, other)
         ]
         if stored:
             places[name] = stored[0]
             found = entries[stored[0][1]].shape
             if found != shape:
                 wrong.append(f"{name} has shape {found}, the model's is {shape}")
-        elif 0 not in shape and name not in without and not {*(only or names)}.isdisjoint(names):
+        elif 0 not in shape and not {*(only or names)}.isdisjoint(names):
             wrong.append(f"{name} is missing")  # a tensor without elements is not stored
     if wrong:
         raise CheckpointError(f"{source}: does not hold this model: {listed(wrong)}")
