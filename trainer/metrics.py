@@ -6,7 +6,6 @@ a sum of weights is not.
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy
 import torch
-import torch.distributed as dist
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from .errors import DataError, Origin
@@ -184,7 +183,7 @@ def agreed(layouts: Iterable[Layout]) -> Layout:
 
 def _labels(name: str, shape: tuple[int, ...]) -> Iterator[str]:
     """Yield the names of the elements of a value: ``name/0``, ``name/1``, or just the name."""
-    for index in itertools.product(*map(range, shape)):
+    for index in numpy.ndindex(shape):
         yield "/".join([name, *map(str, index)])
 
 
@@ -212,8 +211,7 @@ def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
 
     torchmetrics' function needs equal types, and guesses them on a rank without data.
     """
-    gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, tensor.detach().cpu(), group=group)
+    gathered = gather_object([tensor.detach().cpu()])
     return [part.to(tensor.device) for part in gathered if part.numel()] or [tensor]
 
 

@@ -112,10 +112,9 @@ def model_of(read: Read) -> Built:
         raise CheckpointError(f"{folders}: does not hold this model: it lacks {listed(new)}")
     fill = None
     if is_on_meta(module):
-        from .meta_model import MetaModel
+        from .meta_model import fill_buffers
 
-        meta_model = MetaModel.of(module, task, config.seed, resumes=has_all)
-        fill = meta_model.fill if meta_model else None
+        fill = fill_buffers(module, task, config.seed, resumes=has_all)
     read.note(*changes, *modes)
     return Built(
         setup=read.setup,

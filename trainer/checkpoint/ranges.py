@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,17 +41,12 @@ class Ranges:
 
     def __init__(self, pieces: Iterable[tuple[str, str, Piece]]) -> None:
         self._pieces: dict[tuple[str, str], list[Piece]] = {}
-        for kind, name, piece in pieces:
+        for kind, name, piece in sorted(pieces, key=lambda found: found[2].start):
+            if piece.start != self.numel(kind, name):
+                raise CheckpointError(
+                    f"{piece.path}: {kind} {name}: elements are in no file or stored twice"
+                )
             self._pieces.setdefault((kind, name), []).append(piece)
-        for (kind, name), same in self._pieces.items():
-            same.sort(key=attrgetter("start"))
-            end = 0
-            for piece in same:
-                if piece.start != end:
-                    raise CheckpointError(
-                        f"{piece.path}: {kind} {name}: elements are in no file or stored twice"
-                    )
-                end = piece.end
 
     def names(self, kind: str) -> list[str]:
         """Return the names of the tensors of a kind."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -42,11 +42,12 @@ def begin_state(strategy: Strategy, form: OptimizerForm, ranges: Ranges) -> list
     group_of = {name: group["names"] for group in form.groups for name in group["names"]}
     first = strategy.optimizer.param_groups[0]
     on_device = first.get("fused") or first.get("capturable")
-    seen: set[Tensor] = set()
     notices: dict[str, None] = {}
-
-    def fresh(state_key: Tensor, names: Sequence[str]) -> dict[str, Any]:
-        """Return the state of some parameters: zeros, and the values (Adam's step)."""
+    owners = {shard.state_key: shard.name for shard in strategy.shards()}
+    for state_key, owner in owners.items():
+        assert state_key is not None
+        # A flat group keeps one value for all parameters, also for those on other ranks.
+        names = [owner] if isinstance(state_key, nn.Parameter) else group_of[owner]
         stored = {key for name in names for key in _stored(form, ranges, name)}
         # In the order of the form: that of a set differs between processes, and so would files.
         state: dict[str, Any] = {
@@ -55,29 +56,18 @@ def begin_state(strategy: Strategy, form: OptimizerForm, ranges: Ranges) -> list
             if key in stored
         }
         for key, is_tensor in form.values.items():
-            kind = PREFIX + key
-            holding = [name for name in names if ranges.holds(kind, name)]
-            found = [ranges.whole(kind, name).reshape(()) for name in holding]
-            if found:
-                value = max(found)
-                placed = value.to(state_key.device) if on_device else value
-                state[key] = placed if is_tensor else value.item()
-                if found != [value] * len(names):
-                    notices[
-                        f"the optimizer keeps one {key} for {len(names)} parameters here: "
-                        f"{value:g} counts for all, the largest of theirs"
-                    ] = None
-        return state
-
-    for shard in strategy.shards():
-        state_key = shard.state_key
-        assert state_key is not None
-        if state_key in seen:
-            continue
-        seen.add(state_key)
-        # A flat group keeps one value for all parameters, also for those on other ranks.
-        is_alone = isinstance(state_key, nn.Parameter)
-        state = fresh(state_key, [shard.name] if is_alone else group_of[shard.name])
+            if key not in stored:
+                continue
+            holding = [name for name in names if ranges.holds(PREFIX + key, name)]
+            found = [ranges.whole(PREFIX + key, name).reshape(()) for name in holding]
+            value = max(found)
+            placed = value.to(state_key.device) if on_device else value
+            state[key] = placed if is_tensor else value.item()
+            if found != [value] * len(names):
+                notices[
+                    f"the optimizer keeps one {key} for {len(names)} parameters here: "
+                    f"{value:g} counts for all, the largest of theirs"
+                ] = None
         if state:
             strategy.optimizer.state[state_key] = state
     return [*notices]
