@@ -156,13 +156,14 @@ class WeightedSums:
             pair = self._sums.get(key, torch.zeros(2, *shape)).to(accelerator.device)
             pairs.append(_wide(pair).reshape(2, -1))
             labels += [(label, is_plain_sum) for label in _labels(name, shape)]
-        totals, weights = accelerator.reduce(torch.cat(pairs, dim=1), "sum").tolist()
-
-        values = {}
-        for (label, is_plain_sum), total, weight in zip(labels, totals, weights, strict=True):
-            mean = total / weight if weight else float("nan")
-            values[label] = total if is_plain_sum else mean
-        return values
+        totals, weights = accelerator.reduce(torch.cat(pairs, dim=1), "sum")
+        means = totals / weights  # NaN of no items
+        return {
+            label: total if is_plain_sum else mean
+            for (label, is_plain_sum), total, mean in zip(
+                labels, totals.tolist(), means.tolist(), strict=True
+            )
+        }
 
 
 def agreed(layouts: Iterable[Layout]) -> Layout:

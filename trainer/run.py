@@ -510,7 +510,7 @@ class Run(Read):
         """Return how a job that ends now is resumed. Any thread may call it."""
         from .checkpoint.discover import how_to_resume
 
-        return how_to_resume(self.directory.path / "checkpoints")
+        return how_to_resume(self.saver.folder)
 
     def tracker(self, name: str) -> Any:
         """Return the object of a tracker's library, such as the run of W&B, to log pictures.

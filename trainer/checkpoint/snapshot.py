@@ -41,12 +41,11 @@ def take(
     for key, tensor in (*pieces, *parts.buffer_pieces()):
         on_host = tensor.detach()
         if copied or tensor.is_cuda:
-            try:
-                place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            try:  # from a GPU to page-locked memory, for which the host does not wait
+                on_host = on_host.to("cpu", non_blocking=True, copy=True)
             except RuntimeError:  # the system locks no more pages for GPUs
                 _tell_once("notice: no page-locked memory for a save, which takes longer without")
-                place = torch.empty(tensor.shape, dtype=tensor.dtype)
-            on_host = place.copy_(on_host, non_blocking=True)
+                on_host = on_host.to("cpu", copy=True)
         taken.append((key, on_host))
     if parts.plan.device == "cuda":
         torch.cuda.synchronize()  # once, for all the copies that were begun

@@ -53,17 +53,20 @@ class EditedParameters(Callback):
         if not run.strategy.held:  # under DDP the parameters are the values
             return
         self._replacement = [refuse_replacement(unwrapped(run.model))]
-        file = run.parts.model_file
-        names: dict[Any, str] = {own: name for name, own in run.strategy.parameters(trainable=None)}
+        names: dict[Any, str] = {
+            own: name
+            for name, own in run.strategy.parameters(trainable=None)
+            if run.parts.model_file.name(name)
+        }
         own: Any  # mypy: None is no key of names
         for module in run.model.modules():
             # DeepSpeed's own kind of dict would gather the parameters.
             for key, own in dict.items(own_parameters(module)):
-                if own not in names or not file.name(names[own]):
+                if own not in names:
                     continue
                 shard = run.strategy.shard(names[own], own)
                 # Frozen parameters of ZeRO-1 and ZeRO-2 are the values.
-                if shard and (own.requires_grad or shard.copies < run.plan.world_size):
+                if own.requires_grad or shard.copies < run.plan.world_size:
                     self._shards[module].append((key, shard, storage_number(own)))
         self._compare(run, engine_wrote=True)
 

@@ -85,8 +85,7 @@ class _Norm:
     """The norm of a gradient on the way from a GPU to the host."""
 
     def __init__(self, norm: Tensor) -> None:
-        self._copy = torch.empty((), dtype=norm.dtype, pin_memory=True)
-        self._copy.copy_(norm, non_blocking=True)
+        self._copy = norm.to("cpu", non_blocking=True)  # to page-locked memory
         self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._arrived.record()
 
