@@ -302,9 +302,9 @@ def measured_sets(
     return measured
 
 
-def set_of_metric(metric: str, names: Iterable[str]) -> str | None:
-    """Return the name of the set of a metric such as ``eval/clean/loss``. None if none has it."""
-    return next((name for name in names if metric.startswith(prefix_of(name))), None)
+def prefix_of_metric(metric: str, names: Iterable[str]) -> str:
+    """Return the prefix of the set of a metric such as ``eval/clean/loss``. "" if none has it."""
+    return next(filter(metric.startswith, map(prefix_of, names)), "")
 
 
 def check_best_metric(metric: str, known: Collection[str], origin: Origin) -> None:

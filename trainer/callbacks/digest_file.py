@@ -35,12 +35,9 @@ class Digests(Callback):
     """
 
     before: Mapping[str, Any] | None = None  # of the checkpoint
-    _micro_batches = 0
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}
-        self._micros = torch.zeros(0)  # of all ranks in the step, of which this rank has its own
-        self._odd: dict[str, int] = {}
 
     def on_start(self, run: Run) -> None:
         # In a micro-batch's digest each parameter counts an odd number of times.
@@ -77,6 +74,7 @@ class Digests(Callback):
 
     def on_window(self, run: Run, window: Window) -> None:
         self._micro_batches = -(-window.samples // run.plan.micro_batch_size)
+        # Those of all ranks, of which this rank fills in its own.
         places = len(window.micros) * run.plan.world_size
         self._micros = torch.zeros(places, dtype=torch.int64, device=run.accelerator.device)
 
