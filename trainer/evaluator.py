@@ -90,7 +90,7 @@ class Evaluator:
         measured: dict[str, float] = {}
         with self.evaluating():
             for evaluation_set in chosen.values():
-                values = self._measure(evaluation_set, evaluation_set, until_signal=True)
+                values = self._measure(evaluation_set)
                 if values is None:
                     return {}
                 measured |= values
@@ -123,9 +123,7 @@ class Evaluator:
         found: dict[str, float] | None = {}
         with self.unnoticed():
             for evaluation_set in self.sets.values():
-                with at(self._moment_of(evaluation_set)):
-                    first = evaluation_set.batches.first()
-                values = self._measure(evaluation_set, [first])
+                values = self._measure(evaluation_set, is_trial=True)
                 found = None if values is None or found is None else found | values
         return found
 
@@ -173,24 +171,16 @@ class Evaluator:
             raise DataError(f"Data.evaluation has no set {unknown[0]!r}. Its sets are {known}")
         return {name: chosen for name, chosen in self.sets.items() if name in wanted}
 
-    def _measure(
-        self,
-        chosen: MeasuredSet,
-        batches: Iterable[tuple[Any, int]],
-        *,
-        until_signal: bool = False,
-    ) -> dict[str, float] | None:
-        """Return the values of a set over these batches of all ranks.
+    def _measure(self, chosen: MeasuredSet, *, is_trial: bool = False) -> dict[str, float] | None:
+        """Return the values of a set over the batches of all ranks. None if a signal comes before.
 
-        Args:
-            until_signal: return None if a signal comes in between. Otherwise the batches are a
-                trial, and None means that the task cannot summarize their values.
+        Of a trial over the first batch None means that the task cannot summarize the values.
         """
         model, accelerator = self.strategy.model, self.strategy.accelerator
         objects = chosen.build_metrics()
         sums = WeightedSums({name: m.to(accelerator.device) for name, m in objects.items()})
         with at(self._moment_of(chosen)):
-            for of_rank, examples in batches:
+            for of_rank, examples in [chosen.batches.first()] if is_trial else chosen:
                 batch = self.strategy.to_device(of_rank)
                 values: Mapping[str, Any]
                 if chosen.counts_examples:
@@ -201,7 +191,7 @@ class Evaluator:
                 else:
                     values = chosen.evaluation_step(model, batch)
                 sums.add(values, counts=examples > 0)
-                if until_signal and self._is_ended_by_signal():
+                if not is_trial and self._is_ended_by_signal():
                     return None
 
             of_ranks = self.agreement.gather((sums.layout(), sums.named))
@@ -211,7 +201,7 @@ class Evaluator:
             try:
                 means = self.task.summarize(reduced)
             except (ArithmeticError, ValueError):
-                if until_signal:
+                if not is_trial:
                     raise
                 return None  # a batch may have no positive example to divide by
         return {f"{prefix_of(chosen.name)}{name}": float(mean) for name, mean in means.items()}
@@ -312,9 +302,9 @@ def measured_sets(
     return measured
 
 
-def set_of_metric(metric: str, names: Iterable[str]) -> str | None:
-    """Return the name of the set of a metric such as ``eval/clean/loss``. None if none has it."""
-    return next((name for name in names if metric.startswith(prefix_of(name))), None)
+def prefix_of_metric(metric: str, names: Iterable[str]) -> str:
+    """Return the prefix of the set of a metric such as ``eval/clean/loss``. "" if none has it."""
+    return next(filter(metric.startswith, map(prefix_of, names)), "")
 
 
 def check_best_metric(metric: str, known: Collection[str], origin: Origin) -> None:

@@ -31,6 +31,7 @@ class StepInfo:
             skipped counts.
         epoch: epochs done, as a fraction.
         samples: samples consumed by all ranks.
+        began: samples consumed before this step.
         loss: this rank's part of the global mean, on the device. Summed over ranks it is the loss.
         grad_norm: global norm before clipping, on the device.
         update: the outcome of the optimizer step.
@@ -45,6 +46,7 @@ class StepInfo:
     step: int
     epoch: float
     samples: int
+    began: int
     loss: Tensor
     grad_norm: Tensor
     update: StepResult

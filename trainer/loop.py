@@ -123,7 +123,7 @@ class Trainer:
             run.advance(window, skipped=update.skipped)
 
             # Hooks: stopping, log, evaluation, checks, yours, checkpoints.
-            info = self._info(losses, update)
+            info = self._info(window, losses, update)
             self.hooks.on_step(run, info)
             yield info
             if info.is_last:
@@ -171,12 +171,13 @@ class Trainer:
 
         return total_weights
 
-    def _info(self, losses: StepLosses, update: StepResult) -> StepInfo:
+    def _info(self, window: Window, losses: StepLosses, update: StepResult) -> StepInfo:
         run = self.run
         return StepInfo(
             step=run.step,
             epoch=run.train_data.epochs_at(run.samples),
             samples=run.samples,
+            began=window.now.samples,
             loss=losses.total,
             grad_norm=update.grad_norm,
             update=update,

@@ -6,7 +6,6 @@ a sum of weights is not.
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy
 import torch
-import torch.distributed as dist
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from .errors import DataError, Origin
@@ -117,11 +116,9 @@ class WeightedSums:
         if not isinstance(weight, Tensor):
             # A fill makes a number on the device. A copy from the host would wait for the device.
             weight = sums.new_full((), float(1 if weight is None else weight))
-        weights = _wide(weight).to(sums.device).expand_as(sums)
+        weights = _wide(weight).to(sums.device).expand_as(sums) * counts
         # A batch without weight adds nothing, not even if its mean is NaN.
         pair = torch.stack([torch.where(weights == 0, 0.0, sums), weights])
-        if not counts:
-            pair = torch.zeros_like(pair)
         agreed([self.layout(), {key: tuple(sums.shape)}])
         self._sums[key] = pair + self._sums.get(key, 0.0)
 
@@ -159,13 +156,14 @@ class WeightedSums:
             pair = self._sums.get(key, torch.zeros(2, *shape)).to(accelerator.device)
             pairs.append(_wide(pair).reshape(2, -1))
             labels += [(label, is_plain_sum) for label in _labels(name, shape)]
-        totals, weights = accelerator.reduce(torch.cat(pairs, dim=1), "sum").tolist()
-
-        values = {}
-        for (label, is_plain_sum), total, weight in zip(labels, totals, weights, strict=True):
-            mean = total / weight if weight else float("nan")
-            values[label] = total if is_plain_sum else mean
-        return values
+        totals, weights = accelerator.reduce(torch.cat(pairs, dim=1), "sum")
+        means = totals / weights  # NaN of no items
+        return {
+            label: total if is_plain_sum else mean
+            for (label, is_plain_sum), total, mean in zip(
+                labels, totals.tolist(), means.tolist(), strict=True
+            )
+        }
 
 
 def agreed(layouts: Iterable[Layout]) -> Layout:
@@ -186,7 +184,7 @@ def agreed(layouts: Iterable[Layout]) -> Layout:
 
 def _labels(name: str, shape: tuple[int, ...]) -> Iterator[str]:
     """Yield the names of the elements of a value: ``name/0``, ``name/1``, or just the name."""
-    for index in itertools.product(*map(range, shape)):
+    for index in numpy.ndindex(shape):
         yield "/".join([name, *map(str, index)])
 
 
@@ -214,8 +212,7 @@ def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
 
     torchmetrics' function needs equal types, and guesses them on a rank without data.
     """
-    gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, tensor.detach().cpu(), group=group)
+    gathered = gather_object([tensor.detach().cpu()])
     return [part.to(tensor.device) for part in gathered if part.numel()] or [tensor]
 
 

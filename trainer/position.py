@@ -16,7 +16,6 @@ class Position:
     Args:
         step: optimizer steps done.
         samples: samples that all ranks have consumed.
-        step_began: samples consumed before the last step.
         rates: the learning rate of each parameter group in the last step.
         skipped_steps: steps that the fp16 scaler or ``on_nan: skip`` left out.
         skipped_in_a_row: steps in a row that the fp16 scaler left out, up to now.
@@ -28,7 +27,6 @@ class Position:
 
     step: int = 0
     samples: int = 0
-    step_began: int = 0
     rates: Sequence[Any] = ()
     skipped_steps: int = 0
     skipped_in_a_row: int = 0

@@ -121,6 +121,6 @@ def row_of(
 
     # After yours: a trial may need their preparations, and a checkpoint holds the state of all.
     if config.sanity_evaluation:
-        row.append(SanityEvaluation(config.best_metric, origin_of(origins, "best_metric")))
+        row.append(SanityEvaluation())
     row.append(SaveCheckpoints())
     return row

@@ -367,7 +367,6 @@ class Run(Read):
         # The rates of the step that was made: a new object even for a rate that is a tensor.
         position.rates = [group["lr"] + 0.0 for group in self.schedule.optimizer.param_groups]
         position.step += 1
-        position.step_began = position.samples
         position.samples = window.end
 
         if skipped:
@@ -511,7 +510,7 @@ class Run(Read):
         """Return how a job that ends now is resumed. Any thread may call it."""
         from .checkpoint.discover import how_to_resume
 
-        return how_to_resume(self.directory.path / "checkpoints")
+        return how_to_resume(self.saver.folder)
 
     def tracker(self, name: str) -> Any:
         """Return the object of a tracker's library, such as the run of W&B, to log pictures.

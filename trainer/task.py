@@ -391,19 +391,12 @@ def batch_size(batch: Any) -> int:
     Raises:
         TypeError: the batch holds no tensor. Override ``Task.weight``.
     """
-    if getattr(batch, "ndim", 0):
-        return int(batch.shape[0])
+    from .private.torch import leaves_of
 
-    parts: Iterable[Any] = ()
-    if isinstance(batch, Mapping):
-        parts = batch.values()
-    elif isinstance(batch, list | tuple):
-        parts = batch
-    for part in parts:
-        try:
-            return batch_size(part)
-        except TypeError:
-            continue
+    parts = dict(batch) if isinstance(batch, Mapping) else batch  # torch knows no other mappings
+    for leaf in leaves_of(parts):
+        if getattr(leaf, "ndim", 0):
+            return int(leaf.shape[0])
     raise TypeError(
         f"no tensor with a batch dimension in a {type(batch).__name__}. Override Task.weight"
     )

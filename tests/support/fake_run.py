@@ -17,6 +17,7 @@ def step_info(step: int = 1, **values: Any) -> StepInfo:
     given = {
         "epoch": 0.5,
         "samples": 8 * step,
+        "began": 8 * step - 8,
         "loss": torch.tensor(1.0),
         "grad_norm": torch.tensor(1.0),
     }

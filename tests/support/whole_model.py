@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from accelerate.utils import set_seed
 from torch import nn
 
-from trainer.building.meta_model import MetaModel
+from trainer.building.meta_model import fill_buffers
 from trainer.building.returned import returned
 from trainer.checkpoint.ranges import of_pretrained
 from trainer.strategies.meta_device import allocate
@@ -26,17 +28,15 @@ def build_whole(task: Task, seed: int = 0) -> nn.Module:
     """
     set_seed(seed)
     model = returned(task.build_model(), nn.Module, task, "build_model")
-    on_meta = MetaModel.of(model, task, seed, resumes=False)
-    if on_meta is None:
-        return model
-
+    fill: Any = fill_buffers(model, task, seed, resumes=False)
+    initial_values, sources = fill.args
     allocate(model.modules(), torch.device("cpu"), {})
     tensors = dict(canonical_state(model))
-    new = new_names(on_meta.sources)
-    for name, value in on_meta.initial_values.draw(new if on_meta.sources else tensors):
+    new = new_names(sources)
+    for name, value in initial_values.draw(new if sources else tensors):
         tensors[name].data.copy_(value)
 
-    store, entries = of_pretrained(on_meta.sources)
+    store, entries = of_pretrained(sources)
     for name in entries.keys() & tensors.keys() - new:
         store.read("parameter", name, 0, tensors[name].data.view(-1))
     return model

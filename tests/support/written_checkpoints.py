@@ -18,16 +18,15 @@ def save(folder: Path, step: int, *, world: int = 2, keep_last: int = 2, **kept:
     """As the ranks and the main process do it, with values that differ from step to step."""
     store.begin(folder, step)
     temporary = store.temporary_of(folder, step)
-    files = []
+    files = {}
     for rank in range(world):
         values = torch.arange(100 * rank, 100 * rank + 100) + float(step)
         pieces = [(str(Key(kind="parameter", name="w", start=100 * rank)), values)]
-        files.append(write_pieces(temporary / f"rank-{rank:05d}.safetensors", pieces))
+        files |= write_pieces(temporary / f"rank-{rank:05d}.safetensors", pieces)
     (temporary / "extras").mkdir()
-    files.append(write_file(temporary / store.STATE, [state_text(state(step, world))]))
-    files.append(
-        write_file(temporary / "extras/config.json", [f"{step}".encode()], "extras/config.json")
-    )
+    files |= write_file(temporary / store.STATE, [state_text(state(step, world))])
+    name = "extras/config.json"
+    files |= write_file(temporary / name, [f"{step}".encode()], name)
     facts = {
         "step": step,
         "world_size": world,

@@ -32,7 +32,7 @@ from trainer import (
 from trainer.config.interval import interval_of
 from trainer.evaluator import (
     measured_sets,
-    set_of_metric,
+    prefix_of_metric,
     sets_of,
 )
 
@@ -112,9 +112,9 @@ def test_a_set_takes_from_task_and_config_the_settings_that_it_does_not_have() -
 
 
 def test_the_set_of_a_metric() -> None:
-    assert set_of_metric("eval/loss", [""]) == ""
-    assert set_of_metric("eval/clean/recall/3", ["noisy", "clean"]) == "clean"
-    assert set_of_metric("eval/loss", ["noisy", "clean"]) is None
+    assert prefix_of_metric("eval/loss", [""]) == "eval/"
+    assert prefix_of_metric("eval/clean/recall/3", ["noisy", "clean"]) == "eval/clean/"
+    assert prefix_of_metric("eval/loss", ["noisy", "clean"]) == ""
 
 
 # -- the values ------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -113,10 +112,9 @@ def model_of(read: Read) -> Built:
         raise CheckpointError(f"{folders}: does not hold this model: it lacks {listed(new)}")
     fill = None
     if is_on_meta(module):
-        from .meta_model import MetaModel
+        from .meta_model import fill_buffers
 
-        meta_model = MetaModel.of(module, task, config.seed, resumes=has_all)
-        fill = meta_model.fill if meta_model else None
+        fill = fill_buffers(module, task, config.seed, resumes=has_all)
     read.note(*changes, *modes)
     return Built(
         setup=read.setup,
@@ -153,11 +151,10 @@ def enter_training_mode(task: Task, model: nn.Module) -> tuple[list[nn.Module], 
     if not left or is_told or hasattr(model, "peft_config"):
         return held, []
     if is_mixed:
-        line = re.sub(r"\.(\d+)", r"[\1]", ", ".join(f"model.{part}" for part in parts))
         raise LaunchError(
-            f"build_model leaves some layers in evaluation mode ({listed(left)}): say in the task "
-            "which modules stay in evaluation mode while the model trains: "
-            f"`def held_in_evaluation(self, model): return [{line}]`, or `return []` for none"
+            f"build_model leaves some layers in evaluation mode ({', '.join(parts)}): write a "
+            "method held_in_evaluation(self, model) of the task, which returns a list of the "
+            "modules that stay in evaluation mode while the model trains, or []"
         )
     return held, [
         f"build_model left {listed(left)} in evaluation mode: they train in training mode; "

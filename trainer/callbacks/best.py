@@ -8,7 +8,7 @@ from typing import Any
 
 from ..checkpoint.disk import trusting_no_value
 from ..errors import Origin
-from ..evaluator import check_best_metric, set_of_metric
+from ..evaluator import check_best_metric, prefix_of_metric
 from ..hooks import Callback, StepInfo
 from ..reporting.directory import json_text
 from ..run import Run
@@ -52,9 +52,8 @@ class Best(Callback):
         if not info.evaluation:
             return
         if self.metric not in info.evaluation:
-            sets = run.evaluation_sets
-            measured = [set_of_metric(name, sets) for name in info.evaluation]
-            if set_of_metric(self.metric, sets) in (None, *measured):
+            of_set = prefix_of_metric(self.metric, run.evaluation_sets)
+            if any(name.startswith(of_set) for name in info.evaluation):
                 check_best_metric(self.metric, info.evaluation, Origin("best_metric"))
             return
 

@@ -32,7 +32,7 @@ class Clock(Callback):
         run.meter.start()
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        run.meter.step(info.samples - run.position.step_began)
+        run.meter.step(info.samples - info.began)
         if run.saves_at(info.step) or time.monotonic() >= self._next_write:
             self._write()
 

@@ -35,18 +35,15 @@ class Digests(Callback):
     """
 
     before: Mapping[str, Any] | None = None  # of the checkpoint
-    _micro_batches = 0
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}
-        # Of this rank in the step: micro-batches of all ranks, then gradients, then weights.
-        self._found = torch.zeros(0)
-        self._odd: dict[str, int] = {}
 
     def on_start(self, run: Run) -> None:
         # In a micro-batch's digest each parameter counts an odd number of times.
         names = [name for name, _ in run.strategy.parameters()]
         self._odd = {name: 2 * number + 1 for number, name in enumerate(names)}
+        self._gradients = torch.zeros(len(names), dtype=torch.int64, device=run.accelerator.device)
         if isinstance(run.strategy, Exact):
             self._watch(run.strategy)
         self.facts = facts_of(run)
@@ -67,24 +64,24 @@ class Digests(Callback):
 
         def note(name: str, gradient: Tensor) -> None:
             place = (strategy.micro_batches - 1) * world + rank
-            self._found[place] += digest(gradient) * self._odd[name]
+            self._micros[place] += digest(gradient) * self._odd[name]
 
         def note_step(gradients: list[Tensor]) -> None:
-            tensors = len(self._odd)
-            self._found[-2 * tensors : -tensors] = parts_of_digests(strategy, gradients)
+            self._gradients = parts_of_digests(strategy, gradients)
 
         strategy.watch_gradients(note)
         strategy.note_step = note_step
 
     def on_window(self, run: Run, window: Window) -> None:
         self._micro_batches = -(-window.samples // run.plan.micro_batch_size)
-        places = len(window.micros) * run.plan.world_size + 2 * len(self._odd)
-        self._found = torch.zeros(places, dtype=torch.int64, device=run.accelerator.device)
+        # Those of all ranks, of which this rank fills in its own.
+        places = len(window.micros) * run.plan.world_size
+        self._micros = torch.zeros(places, dtype=torch.int64, device=run.accelerator.device)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         tensors, world = len(self._odd), run.plan.world_size
-        self._found[-tensors:] = parts_of_digests(run.strategy)
-        texts = summed(self._found, world)
+        found = [self._micros, self._gradients, parts_of_digests(run.strategy)]
+        texts = summed(torch.cat(found), world)
         digests = {
             "micro_batches": texts[: self._micro_batches],
             "gradients": texts[-2 * tensors : -tensors],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ..errors import Origin
+from ..errors import origin_of
 from ..evaluator import check_best_metric
 from ..hooks import Callback, StepInfo
 from ..run import Run
@@ -45,10 +45,6 @@ class SanityEvaluation(Callback):
     The values are shown nowhere: those of a single batch mean little, and may be NaN.
     """
 
-    def __init__(self, best_metric: str | None, origin: Origin) -> None:
-        self.best_metric = best_metric
-        self.origin = origin
-
     def on_start(self, run: Run) -> None:
         """Raise the error of the evaluation, or of a ``best_metric`` that the task lacks."""
         names: Collection[str] | None = ()
@@ -58,5 +54,6 @@ class SanityEvaluation(Callback):
             with run.meter.paused("evaluation"):
                 names = run.evaluator.try_out()
 
-        if self.best_metric and names is not None:
-            check_best_metric(self.best_metric, names, self.origin)
+        metric = run.config.best_metric
+        if metric and names is not None:
+            check_best_metric(metric, names, origin_of(run.setup.origins, "best_metric"))

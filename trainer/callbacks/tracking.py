@@ -67,8 +67,6 @@ class Tracking(Callback):
         # Not by end_training, which destroys the process group as well.
         for tracker in run.accelerator.trackers:
             try:
-                if isinstance(tracker, WandbRun):
-                    tracker.add_model()
                 tracker.finish()
             except Exception as error:  # each client has other errors
                 run.say(f"{tracker.name}: did not end its run: {told(error)}")

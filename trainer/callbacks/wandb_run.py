@@ -80,8 +80,8 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
         if config.best_metric:
             self.run.define_metric(config.best_metric, summary=f"{config.best_mode},last")
 
-    def add_model(self) -> None:
-        """Add the exported model if ``track_model`` asks for it."""
+    def finish(self) -> None:
+        """Add the exported model if ``track_model`` asks for it, and end the run."""
         import wandb
 
         if self._training.config.track_model:
@@ -89,6 +89,7 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
             model = wandb.Artifact(f"model-{self.run.id}", type="model", metadata=metadata)
             model.add_dir(str(self._training.directory.path / "model"))
             self.run.log_artifact(model)
+        super().finish()
 
     def finish_as_failed(self) -> None:
         """End the run of a job that fails: the logged steps are kept, and W&B shows the failure."""

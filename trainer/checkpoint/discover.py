@@ -127,7 +127,7 @@ def start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin:
     again = restarts() > 0
     own: list[Path] = agreement.of_main(named(folder))
     if resume == "auto" or again:
-        start = _newest_complete(own, folder, agreement)
+        start = _newest_complete(own, agreement)
         if start.found is not None or resume in ("none", "auto"):
             return start
 
@@ -150,7 +150,7 @@ def start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin:
     return Start(found=info, continues=continues or again)
 
 
-def _newest_complete(own: list[Path], folder: Path, agreement: Agreement) -> Start:
+def _newest_complete(own: list[Path], agreement: Agreement) -> Start:
     """Begin with the first of these checkpoints that is not damaged. Collective."""
     damaged: list[CheckpointInfo] = []
     for path in own:

@@ -14,7 +14,7 @@ import stat
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import xxhash
 
@@ -28,18 +28,10 @@ AHEAD = 1 << 24
 LARGEST_JSON = 256 << 20
 
 
-class FileFact(NamedTuple):
-    """The entry of a file in a manifest."""
-
-    name: str
-    bytes: int
-    xxh3: str
-
-
 def write_file(
     path: Path, parts: Iterable[bytes | memoryview], name: str | None = None
-) -> FileFact:
-    """Write a new file, flush the file to the disk, and return the facts for the manifest."""
+) -> dict[str, Any]:
+    """Write a new file, flush the file to the disk, and return its entry in a manifest by name."""
     digest = xxhash.xxh3_128()
     with open(path, "xb") as file:
         for part in parts:
@@ -50,7 +42,7 @@ def write_file(
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         file.flush()
         os.fsync(file.fileno())
-        return FileFact(name or path.name, file.tell(), digest.hexdigest())
+        return {name or path.name: {"bytes": file.tell(), "xxh3": digest.hexdigest()}}
 
 
 def hash_file(path: Path) -> str:

@@ -19,11 +19,10 @@ def not_finite(parts: Parts) -> str:
     # Each rank has its own buffers until they are averaged and written.
     buffers = [(Key("buffer", name), buffer) for name, buffer in parts.strategy.buffers()]
     for key, tensor in (*parts.pieces(), *buffers):
-        is_fine = not tensor.is_floating_point() or tensor.sum(dtype=torch.float32).isfinite()
-        if not is_fine:
+        if tensor.is_floating_point() and not tensor.sum(dtype=torch.float32).isfinite():
             may_be_infinite = key.kind in ("buffer", "frozen")
             values = tensor.float()
             good = ~values.isnan() if may_be_infinite else values.isfinite()
             if not good.all():
-                return key.name if key.kind == "parameter" else f"{key.kind} {key.name}"
+                return f"{key.kind} {key.name}"
     return ""

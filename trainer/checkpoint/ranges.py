@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,17 +41,12 @@ class Ranges:
 
     def __init__(self, pieces: Iterable[tuple[str, str, Piece]]) -> None:
         self._pieces: dict[tuple[str, str], list[Piece]] = {}
-        for kind, name, piece in pieces:
+        for kind, name, piece in sorted(pieces, key=lambda found: found[2].start):
+            if piece.start != self.numel(kind, name):
+                raise CheckpointError(
+                    f"{piece.path}: {kind} {name}: elements are in no file or stored twice"
+                )
             self._pieces.setdefault((kind, name), []).append(piece)
-        for (kind, name), same in self._pieces.items():
-            same.sort(key=attrgetter("start"))
-            end = 0
-            for piece in same:
-                if piece.start != end:
-                    raise CheckpointError(
-                        f"{piece.path}: {kind} {name}: elements are in no file or stored twice"
-                    )
-                end = piece.end
 
     def names(self, kind: str) -> list[str]:
         """Return the names of the tensors of a kind."""
@@ -95,16 +89,9 @@ class Ranges:
 
     def whole(self, kind: str, name: str) -> Tensor:
         """Read a whole tensor, flat, to the CPU."""
-        if not self.holds(kind, name):
-            raise CheckpointError(f"{kind} {name}: is in no file")
         out = torch.empty(self.numel(kind, name), dtype=self._pieces[kind, name][0].entry.dtype)
         self.read(kind, name, 0, out)
         return out
-
-    def value(self, kind: str, name: str) -> Tensor:
-        """Read the only value that is stored of a parameter (Adam's step), as a scalar tensor."""
-        self.check_whole(kind, name, 1)
-        return self.whole(kind, name)[0]
 
 
 def of_rank_files(paths: Iterable[Path]) -> Ranges:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from ..data.seeds import seed_of
 from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, Origin
 from ..position import COUNTERS
-from ..strategies import Shard
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained, new_names
 from ..text import hidden, listed
@@ -27,10 +27,10 @@ from .compatibility import differences
 from .contents import WEIGHTS, Contents, decode
 from .discover import opened, verify_together
 from .disk import trusting_no_value
-from .optimizer_state import schedule_state
+from .optimizer_state import schedule_state, state_of
 from .parts import Parts
 from .ranges import Ranges, of_pretrained
-from .restore_optimizer import restore_optimizer, restore_schedule, restore_settings
+from .restore_optimizer import begin_state, restore_schedule, restore_settings
 from .safetensors_io import Entry
 from .store import MANIFEST, CheckpointInfo
 
@@ -184,19 +184,21 @@ def _load_found(
     places: Places = {}
     wrong = []
     for name, shape, _, handle in parts.strategy.named_tensors():
+        if name in without:
+            continue
         names = names_of[id(handle)]
         stored = [
             (kind, other)
             for kind in ("average", *WEIGHTS)
             for other in names
-            if name not in without and other in entries and ranges.holds(kind, other)
+            if other in entries and ranges.holds(kind, other)
         ]
         if stored:
             places[name] = stored[0]
             found = entries[stored[0][1]].shape
             if found != shape:
                 wrong.append(f"{name} has shape {found}, the model's is {shape}")
-        elif 0 not in shape and name not in without and not {*(only or names)}.isdisjoint(names):
+        elif 0 not in shape and not {*(only or names)}.isdisjoint(names):
             wrong.append(f"{name} is missing")  # a tensor without elements is not stored
     if wrong:
         raise CheckpointError(f"{source}: does not hold this model: {listed(wrong)}")
@@ -217,17 +219,15 @@ def _load_tensors(
     With the optimizer's state, parameter by parameter, which is the order of the files: in
     another order a disk takes twice the time.
     """
-    strategy = parts.strategy
-
-    def read(shard: Shard) -> None:
+    strategy, form = parts.strategy, parts.optimizer_form
+    notices = begin_state(strategy, form, ranges) if with_optimizer else []
+    for shard in chain(strategy.shards(), strategy.shards(trainable=False)):
         if shard.name in places:
             ranges.read(*places[shard.name], shard.start, shard.tensor)
-
-    notices = []
-    if with_optimizer:
-        notices = restore_optimizer(strategy, parts.optimizer_form, ranges, read)
-    for shard in strategy.shards(trainable=False if with_optimizer else None):
-        read(shard)
+        state = state_of(strategy.optimizer, shard, form) if with_optimizer else {}
+        for kind, part in state.items():
+            if part.dim() and ranges.holds(kind, shard.name):
+                ranges.read(kind, shard.name, shard.start, part)
     strategy.write_back()
 
     for name, buffer in strategy.buffers():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from ..errors import CheckpointError
 from ..optim.groups import settings
 from ..private.torch import mark_stepped
-from ..strategies import Shard, Strategy
+from ..strategies import Strategy
 from .optimizer_state import PREFIX, OptimizerForm
 from .ranges import Ranges
 
@@ -33,23 +33,21 @@ def restore_settings(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
         group[key] = tuple(new) if isinstance(group[key], tuple) else new
 
 
-def restore_optimizer(
-    strategy: Strategy, form: OptimizerForm, ranges: Ranges, read: Callable[[Shard], None]
-) -> list[str]:
-    """Give a fresh optimizer the state that a checkpoint holds. Return notices.
+def begin_state(strategy: Strategy, form: OptimizerForm, ranges: Ranges) -> list[str]:
+    """Give a fresh optimizer zeros for the ranges that a checkpoint holds, and the values.
 
-    A parameter without state (a parameter that never had a gradient) gets none, or zeros if the
-    engine keeps the parameter in a flat group with others. ``read`` is called for each trainable
-    shard first.
+    Return notices. A parameter without state (a parameter that never had a gradient) gets none, or
+    zeros if the engine keeps the parameter in a flat group with others.
     """
     group_of = {name: group["names"] for group in form.groups for name in group["names"]}
     first = strategy.optimizer.param_groups[0]
     on_device = first.get("fused") or first.get("capturable")
-    states: dict[Tensor, dict[str, Any]] = {}
     notices: dict[str, None] = {}
-
-    def fresh(state_key: Tensor, names: Sequence[str]) -> dict[str, Any]:
-        """Return the state of some parameters: zeros, and the values (Adam's step)."""
+    owners = {shard.state_key: shard.name for shard in strategy.shards()}
+    for state_key, owner in owners.items():
+        assert state_key is not None
+        # A flat group keeps one value for all parameters, also for those on other ranks.
+        names = [owner] if isinstance(state_key, nn.Parameter) else group_of[owner]
         stored = {key for name in names for key in _stored(form, ranges, name)}
         # In the order of the form: that of a set differs between processes, and so would files.
         state: dict[str, Any] = {
@@ -58,37 +56,20 @@ def restore_optimizer(
             if key in stored
         }
         for key, is_tensor in form.values.items():
-            kind = PREFIX + key
-            found = [ranges.value(kind, name) for name in names if ranges.holds(kind, name)]
-            if found:
-                value = max(found)
-                placed = value.to(state_key.device) if on_device else value
-                state[key] = placed if is_tensor else value.item()
-                if found != [value] * len(names):
-                    notices[
-                        f"the optimizer keeps one {key} for {len(names)} parameters here: "
-                        f"{value:g} counts for all, the largest of theirs"
-                    ] = None
-        return state
-
-    for shard in strategy.shards():
-        read(shard)
-        state_key = shard.state_key
-        assert state_key is not None
-        if state_key not in states:
-            # A flat group keeps one value for all parameters, also for those on other ranks.
-            is_alone = isinstance(state_key, nn.Parameter)
-            names = [shard.name] if is_alone else group_of[shard.name]
-            states[state_key] = fresh(state_key, names)
-
-        for key in form.ranges:
-            if not ranges.holds(PREFIX + key, shard.name):
+            if key not in stored:
                 continue
-            flat = states[state_key][key].view(-1)
-            out = flat[shard.state_offset : shard.state_offset + shard.tensor.numel()]
-            ranges.read(PREFIX + key, shard.name, shard.start, out)
-
-    strategy.optimizer.state.update({key: state for key, state in states.items() if state})
+            holding = [name for name in names if ranges.holds(PREFIX + key, name)]
+            found = [ranges.whole(PREFIX + key, name).reshape(()) for name in holding]
+            value = max(found)
+            placed = value.to(state_key.device) if on_device else value
+            state[key] = placed if is_tensor else value.item()
+            if found != [value] * len(names):
+                notices[
+                    f"the optimizer keeps one {key} for {len(names)} parameters here: "
+                    f"{value:g} counts for all, the largest of theirs"
+                ] = None
+        if state:
+            strategy.optimizer.state[state_key] = state
     return [*notices]
 
 

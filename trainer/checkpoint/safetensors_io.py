@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..private.safetensors import DTYPES
-from .disk import FileFact, Unreadable, write_file
+from .disk import Unreadable, write_file
 
 METADATA = "__metadata__"  # the key of a header that is no tensor
 CODES = {dtype: code for code, dtype in DTYPES.items()}
@@ -106,7 +106,7 @@ class Key(NamedTuple):
         return f"{self.kind}/{self.name}/{self.start}"
 
 
-def write_pieces(path: Path, pieces: Sequence[tuple[Key | str, Tensor]]) -> FileFact:
-    """Write tensors (contiguous, on the CPU) to a safetensors file, under their keys."""
+def write_pieces(path: Path, pieces: Sequence[tuple[Key | str, Tensor]]) -> dict[str, Any]:
+    """Write tensors (contiguous, on the CPU) under their keys, and return as ``write_file``."""
     entries = ((str(key), tuple(tensor.shape), tensor.dtype) for key, tensor in pieces)
     return write_file(path, [header(entries), *(raw(tensor) for _, tensor in pieces)])

@@ -11,14 +11,13 @@ so nobody waits. At most one save is in flight: the next save waits.
 from __future__ import annotations
 
 import contextlib
+from collections import ChainMap
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from threading import Thread
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -33,21 +32,6 @@ from .finite_values import not_finite
 from .parts import Parts
 from .safetensors_io import Key
 from .snapshot import describe, read_extras, take, write
-
-
-def in_background(work: Callable[[], Any]) -> Future[Any]:
-    """Do work in a thread."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except Exception as error:  # any error must become the error of all ranks
-            future.set_exception(error)
-
-    # A daemon: a process that has to end does not wait. The files so far are no checkpoint yet.
-    Thread(target=run, name="checkpoint", daemon=True).start()
-    return future
 
 
 @dataclass(eq=False)
@@ -160,7 +144,7 @@ class Saver:
         taken.clear()  # frees the memory
 
         def commit() -> None:
-            store.commit(self.folder, facts, [*chain(*written)])
+            store.commit(self.folder, facts, dict(ChainMap(*written)))
             try:
                 store.prune(
                     self.folder,
@@ -176,7 +160,7 @@ class Saver:
 
     def _results(self, work: Callable[[], Any]) -> Generator[Future[Any], None, Sequence[Any]]:
         """Do work in a thread of each rank. Return the results as ``_done`` does."""
-        future = in_background(work)
+        future = ThreadPoolExecutor(1).submit(work)
         busy = 1
         while busy:
             yield future

@@ -19,7 +19,7 @@ from ..errors import CheckpointError
 from ..optim.groups import settings
 from ..text import hidden, versions
 from .codec import encode
-from .disk import LARGEST_JSON, FileFact, path_inside, write_file
+from .disk import LARGEST_JSON, path_inside, write_file
 from .optimizer_state import schedule_state
 from .parts import Parts
 from .safetensors_io import Key, dtype_name, write_pieces
@@ -41,12 +41,11 @@ def take(
     for key, tensor in (*pieces, *parts.buffer_pieces()):
         on_host = tensor.detach()
         if copied or tensor.is_cuda:
-            try:
-                place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            try:  # from a GPU to page-locked memory, for which the host does not wait
+                on_host = on_host.to("cpu", non_blocking=True, copy=True)
             except RuntimeError:  # the system locks no more pages for GPUs
                 _tell_once("notice: no page-locked memory for a save, which takes longer without")
-                place = torch.empty(tensor.shape, dtype=tensor.dtype)
-            on_host = place.copy_(on_host, non_blocking=True)
+                on_host = on_host.to("cpu", copy=True)
         taken.append((key, on_host))
     if parts.plan.device == "cuda":
         torch.cuda.synchronize()  # once, for all the copies that were begun
@@ -57,16 +56,16 @@ def take(
 
 def write(
     folder: Path, rank: int, pieces: list[tuple[Key, Tensor]], files: Mapping[str, bytes]
-) -> list[FileFact]:
-    """Write a rank's files, flushed to the disk. Return their facts for the manifest.
+) -> dict[str, Any]:
+    """Write a rank's files, flushed to the disk. Return their entries in the manifest.
 
     Args:
         files: small files by name, of the main process.
     """
-    facts = [write_pieces(folder / f"rank-{rank:05d}.safetensors", pieces)]
+    facts = write_pieces(folder / f"rank-{rank:05d}.safetensors", pieces)
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        facts.append(write_file(folder / name, [content], name))
+        facts |= write_file(folder / name, [content], name)
     return facts
 
 

@@ -18,7 +18,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 from ..errors import CheckpointError
-from .disk import FileFact, delete, part_of, publish, write_file
+from .disk import delete, part_of, publish, write_file
 
 FORMAT, VERSION = "samecurve-checkpoint", 1
 MANIFEST = "manifest.json"
@@ -78,14 +78,13 @@ def begin(folder: Path, step: int) -> None:
     part_of(path).mkdir(parents=True)
 
 
-def commit(folder: Path, facts: Mapping[str, Any], files: Sequence[FileFact]) -> None:
+def commit(folder: Path, facts: Mapping[str, Any], files: Mapping[str, Any]) -> None:
     """Give a temporary folder, whose ``files`` are on the disk, the name of its step.
 
-    ``facts`` are the step and the other values of the manifest.
+    ``facts`` are the step and the other values of the manifest, ``files`` its entries.
     """
     step = facts["step"]
-    listed = {fact.name: {"bytes": fact.bytes, "xxh3": fact.xxh3} for fact in files}
-    text = sealed({"format": FORMAT, "version": VERSION, **facts, "files": listed})
+    text = sealed({"format": FORMAT, "version": VERSION, **facts, "files": files})
     write_file(temporary_of(folder, step) / MANIFEST, [text.encode()])
     publish(folder / name_of(step))
 

@@ -13,9 +13,9 @@ from ..text import listed
 _SHOWN = 8  # samples in a message
 
 
-def cause_of(run: Run, info: StepInfo, begin: int) -> str:
+def cause_of(run: Run, info: StepInfo) -> str:
     """Return step, rank and samples whose loss is not finite. Collective: call on every rank."""
-    samples = run.train_data.parts(begin, info.samples)
+    samples = run.train_data.parts(info.began, info.samples)
     mine = [
         f"the loss on rank {run.agreement.rank} is {loss}, of {_named(numbers)}"
         for loss, numbers in zip(map(float, info.shares), samples, strict=True)

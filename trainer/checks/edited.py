@@ -53,17 +53,20 @@ class EditedParameters(Callback):
         if not run.strategy.held:  # under DDP the parameters are the values
             return
         self._replacement = [refuse_replacement(unwrapped(run.model))]
-        saved = run.parts.model_file.names
-        names: dict[Any, str] = {own: name for name, own in run.strategy.parameters(trainable=None)}
+        names: dict[Any, str] = {
+            own: name
+            for name, own in run.strategy.parameters(trainable=None)
+            if run.parts.model_file.name(name)
+        }
         own: Any  # mypy: None is no key of names
         for module in run.model.modules():
             # DeepSpeed's own kind of dict would gather the parameters.
             for key, own in dict.items(own_parameters(module)):
-                if own not in names or (saved is not None and names[own] not in saved):
+                if own not in names:
                     continue
                 shard = run.strategy.shard(names[own], own)
                 # Frozen parameters of ZeRO-1 and ZeRO-2 are the values.
-                if shard and (own.requires_grad or shard.copies < run.plan.world_size):
+                if own.requires_grad or shard.copies < run.plan.world_size:
                     self._shards[module].append((key, shard, storage_number(own)))
         self._compare(run, engine_wrote=True)
 
@@ -108,11 +111,10 @@ class EditedParameters(Callback):
             return
         writes, before = self._edits
         # If a part of the model is saved, the task says that the rest stays unchanged.
-        saved = run.parts.model_file.names
         counts = {
             name: edit_count(parameter)
             for name, parameter in run.strategy.temporary_parameters()
-            if parameter is not None and (saved is None or name in saved)
+            if parameter is not None and run.parts.model_file.name(name)
         }
         self._edits = run.strategy.writes, counts
         if not engine_wrote and writes == run.strategy.writes:

@@ -18,8 +18,6 @@ from ..hooks import Callback, StepInfo
 from ..run import Run
 from ..strategies.buffers import buffers_before, put_back
 
-_SHOWN = 8  # samples in a message
-
 
 class FiniteNumbers(Callback):
     """Ends the run at a gradient or loss that is not finite, or reports that the step was left out.
@@ -34,7 +32,7 @@ class FiniteNumbers(Callback):
 
     patience = 32  # steps in a row: the scaler of fp16 halves the scale from 65,536 until it fits
     in_a_row = 0
-    _on_its_way: tuple[StepInfo, int, _Norm] | None = None
+    _on_its_way: tuple[StepInfo, _Norm] | None = None
 
     def __init__(self, on_nan: str) -> None:
         self.on_nan = on_nan
@@ -46,13 +44,13 @@ class FiniteNumbers(Callback):
         before, self._on_its_way = self._on_its_way, None
         if before:
             self._judge(run, *before)
-        begin, norm = run.position.step_began, info.grad_norm
+        norm = info.grad_norm
         is_saved = info.is_last or run.saves_at(info.step)
         is_shown = info.metrics or info.evaluation
         if norm.is_cuda and not is_shown and not is_saved:
-            self._on_its_way = info, begin, _Norm(norm)
+            self._on_its_way = info, _Norm(norm)
             return
-        self._judge(run, info, begin, norm)
+        self._judge(run, info, norm)
 
         loss = 0.0
         if info.metrics:
@@ -60,16 +58,16 @@ class FiniteNumbers(Callback):
         elif is_saved and run.config.keep_last:
             loss = sum(run.agreement.gather(float(info.loss)))
         if self.on_nan == "stop" and not math.isfinite(loss):
-            run.fail(self._cause(run, info, begin))
+            run.fail(self._cause(run, info))
 
-    def _judge(self, run: Run, info: StepInfo, begin: int, norm: Tensor | _Norm) -> None:
-        """Act on the global norm of a step that began at a position in the data."""
+    def _judge(self, run: Run, info: StepInfo, norm: Tensor | _Norm) -> None:
+        """Act on the global norm of a step."""
         if math.isfinite(float(norm)):
             self.in_a_row = 0
             return
 
         self.in_a_row += 1
-        text = self._cause(run, info, begin)
+        text = self._cause(run, info)
         if self.on_nan == "stop":
             run.fail(text)
         if self.in_a_row == self.patience:
@@ -77,18 +75,17 @@ class FiniteNumbers(Callback):
         run.position.skipped_steps += 1
         run.say(f"note: {text}; the step is left out")
 
-    def _cause(self, run: Run, info: StepInfo, begin: int) -> str:
+    def _cause(self, run: Run, info: StepInfo) -> str:
         from .cause import cause_of
 
-        return cause_of(run, info, begin)
+        return cause_of(run, info)
 
 
 class _Norm:
     """The norm of a gradient on the way from a GPU to the host."""
 
     def __init__(self, norm: Tensor) -> None:
-        self._copy = torch.empty((), dtype=norm.dtype, pin_memory=True)
-        self._copy.copy_(norm, non_blocking=True)
+        self._copy = norm.to("cpu", non_blocking=True)  # to page-locked memory
         self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._arrived.record()
 

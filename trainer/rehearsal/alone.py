@@ -30,8 +30,7 @@ def answer_alone() -> None:
     replace_in(dist, all_gather_object=_gather, broadcast_object_list=_do_nothing)
 
     # No file of weights is read, and no checkpoint is written.
-    replace_in(meta_model, of_pretrained=_do_nothing)
-    replace_in(meta_model.MetaModel, fill=lambda self, parts: [])
+    replace_in(meta_model, of_pretrained=_do_nothing, fill=lambda *of_model: [])
     replace_in(saver, check_shared=_do_nothing)
 
     # No copy of a parameter has a value to compare.

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from trainer import CheckpointError, LaunchError, Pretrained, Run, TrainConfig, build
-from trainer.building.meta_model import MetaModel
+from trainer.building.meta_model import fill_buffers
 
 DRAWN = ["0.bias", "0.weight", "1.bias", "1.weight"]
 
@@ -76,8 +76,8 @@ def written(folder: Path, *names: str) -> dict[str, Tensor]:
 def test_buffers_that_no_file_holds_have_values_before_the_model_is_sharded() -> None:
     for resumes in (False, True):
         model = OnMeta().build_model()
-        meta = MetaModel.of(model, OnMeta(), 0, resumes=resumes)
-        assert (meta is None) == resumes, "a checkpoint has all parameters"
+        fill = fill_buffers(model, OnMeta(), 0, resumes=resumes)
+        assert (fill is None) == resumes, "a checkpoint has all parameters"
         assert model[0].shift.tolist() == [3.0] * 8  # type: ignore[index]
         assert all(parameter.is_meta for parameter in model.parameters())
 
@@ -85,8 +85,8 @@ def test_buffers_that_no_file_holds_have_values_before_the_model_is_sharded() ->
 def test_a_pretrained_folder_that_is_missing_is_refused_at_once(tmp_path: Path) -> None:
     task = OnMeta(folder=str(tmp_path / "gone"))
     with pytest.raises(CheckpointError, match="gone"):
-        MetaModel.of(task.build_model(), task, 0, resumes=False)
-    assert MetaModel.of(task.build_model(), task, 0, resumes=True) is None, "it is not read then"
+        fill_buffers(task.build_model(), task, 0, resumes=False)
+    assert fill_buffers(task.build_model(), task, 0, resumes=True) is None, "it is not read then"
 
 
 def test_values_are_drawn_by_the_seed_of_the_training(tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_a_buffer_that_nothing_initializes_is_left_to_files_or_named() -> None:
         models = [nn.Linear(2, 1), nn.Linear(2, 1)]
         for model in models:
             model.register_buffer("kept", torch.empty(2))
-    assert MetaModel.of(models[0], OnMeta(), 0, resumes=True) is None
+    assert fill_buffers(models[0], OnMeta(), 0, resumes=True) is None
     with pytest.raises(LaunchError, match="kept was built on the meta device"):
-        MetaModel.of(models[1], OnMeta(), 0, resumes=False)
+        fill_buffers(models[1], OnMeta(), 0, resumes=False)
 
 
 def test_a_parameter_that_nothing_initializes_is_named() -> None:
@@ -127,7 +127,6 @@ def test_a_parameter_that_nothing_initializes_is_named() -> None:
                 return Bare()
 
     model = Task().build_model()
-    meta = MetaModel.of(model, Task(), 0, resumes=False)
-    assert meta is not None
+    fill: Any = fill_buffers(model, Task(), 0, resumes=False)
     with pytest.raises(LaunchError, match="scale"):
-        list(meta.initial_values.draw({"scale"}))
+        list(fill.args[0].draw({"scale"}))

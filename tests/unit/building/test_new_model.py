@@ -182,18 +182,16 @@ def test_a_pretrained_model_trains_in_training_mode() -> None:
     ("build", "parts"),
     [
           # a teacher
-        (lambda: nn.ModuleDict({"body": small().eval(), "head": nn.Linear(1, 1)}), "model.body"),
-        (lambda: nn.Sequential(small().eval(), nn.Dropout(0.1).eval(), small()), "model[0], model[1]"),
-        (lambda: nn.Sequential(small(), nn.Dropout(0.1)).eval().append(small()), "model[0][0][1], model[0][0][2], model[1]"),
+        (lambda: nn.ModuleDict({"body": small().eval(), "head": nn.Linear(1, 1)}), "body"),
+        (lambda: nn.Sequential(small().eval(), nn.Dropout(0.1).eval(), small()), "0, 1"),
+        (lambda: nn.Sequential(small(), nn.Dropout(0.1)).eval().append(small()), "0.0.1, 0.0.2, 1"),
     ],
 )  # fmt: skip
 def test_a_model_with_parts_in_evaluation_mode_asks_which_stay(
     build: Callable[[], nn.Module], parts: str
 ) -> None:
-    with pytest.raises(LaunchError) as caught:
+    with pytest.raises(LaunchError, match=rf"\({parts}\): write a method held"):
         modes(build())
-    line = f"`def held_in_evaluation(self, model): return [{parts}]`, or `return []` for none"
-    assert str(caught.value).endswith(line)
     model = build()
     assert modes(model, Holds(lambda: model)) == ("", [])
     name = next(iter(dict(model.named_children())))

@@ -73,7 +73,7 @@ class RuinsOne(Callback):
             model: Any = trainer.model
             averages = {shard.name: average for shard, average in trainer.average.pairs}
             tensor = {
-                "scale": model.scale.data,
+                "parameter scale": model.scale.data,
                 "buffer mean": model.mean,
                 "frozen frozen.bias": model.frozen.bias.data,
                 "average scale": averages["scale"],
@@ -116,7 +116,13 @@ class Masking(Odd):
 
 @pytest.mark.parametrize(
     "what",
-    ["scale", "buffer mean", "frozen frozen.bias", "average scale", "optimizer.exp_avg scale"],
+    [
+        "parameter scale",
+        "buffer mean",
+        "frozen frozen.bias",
+        "average scale",
+        "optimizer.exp_avg scale",
+    ],
 )
 def test_nothing_that_is_not_finite_is_saved_but_an_infinite_mask(
     what: str, tmp_path: Path

@@ -64,16 +64,18 @@ def test_a_save_that_fails_is_reported_and_the_run_continues(tmp_path: Path) -> 
 def test_a_snapshot_without_page_locked_memory_is_a_plain_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    empty = torch.empty
+    to = torch.Tensor.to
 
-    def refuses(*size: Any, pin_memory: bool | None = None, **how: Any) -> torch.Tensor:
-        if pin_memory is not None:  # only snapshots ask for such memory
+    def refuses(
+        tensor: torch.Tensor, *to_what: Any, non_blocking: bool = False, **how: Any
+    ) -> torch.Tensor:
+        if non_blocking:  # only snapshots ask for such memory
             raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
-        return empty(*size, **how)
+        return to(tensor, *to_what, **how)
 
     fit(tmp_path / "plain")
     snapshot._tell_once.cache_clear()
-    monkeypatch.setattr(torch, "empty", refuses)
+    monkeypatch.setattr(torch.Tensor, "to", refuses)
     fit(tmp_path / "run")
     assert capsys.readouterr().err.count("notice: no page-locked memory") == 1
     plain, stored = (

@@ -211,7 +211,7 @@ def check_not_resumed(path: Path, message: str) -> None:
         ("export", {"file": "../x", "names": {}}, "state.json: export.file: .*match pattern"),
         ("samples", 10**400, "state.json: samples: .*less than"),
         ("data", {"samples": 2**63}, "state.json: data.samples: .*less than"),
-        ("task", {"$tensor": ["task.nothing", [1]]}, "task.nothing: is in no file"),
+        ("task", {"$tensor": ["task.nothing", [1]]}, r"no run writes: KeyError\(.*task.nothing"),
         ("task", {"$tuple": 5}, r"no run writes: TypeError\("),
         ("callbacks", {"Best": {"$number": "x"}}, r"no run writes: ValueError\("),
     ],
