@@ -22,7 +22,7 @@ from .adapters import (
     add_adapter,
     set_lengths,
     started,
-    with_copies,
+    with_start,
 )
 from .card import model_card
 from .context import Group
@@ -254,7 +254,7 @@ class LanguageTask(Task):
 
     def pretrained(self, model: nn.Module) -> Sequence[Pretrained]:
         start = self.adapter.start if self.adapter else None
-        return with_copies(model, self.stored and self.stored(model), start)
+        return with_start(model, self.stored(model) if self.stored else (), start)
 
     def saved_part(self, model: nn.Module) -> SavedPart | None:
         return adapter_part(model, self.model_config, self.new) if self.adapter else None

@@ -151,7 +151,7 @@ class DPO(PreferenceTask):
     def pretrained(self, model: Any) -> list[Pretrained]:
         parts = [(stored, "policy") for stored in super().pretrained(model.policy)]
         if self.of_reference:
-            parts.append((self.of_reference(model.reference), "reference"))
+            parts += [(stored, "reference") for stored in self.of_reference(model.reference)]
         return [replace(stored, part=part) for stored, part in parts]
 
     def held_in_evaluation(self, model: Any) -> list[nn.Module]:
