@@ -107,9 +107,8 @@ class Pieces:
 def hide_tokens(ids: Tensor, generator: Generator, *, collator: Any) -> dict[str, Tensor]:
     """Return input_ids with hidden tokens, labels, and an attention_mask of 1, each (tokens,).
 
-    The collator of transformers draws. Special tokens are not predicted.
+    The collator of transformers draws, and does not hide special tokens.
     """
     collator.generator = generator
-    special = torch.isin(ids, torch.tensor(collator.tokenizer.all_special_ids))
-    hidden, labels = collator.torch_mask_tokens(ids.clone(), special)
+    [hidden], [labels] = collator([ids]).values()
     return {"input_ids": hidden, "labels": labels, "attention_mask": torch.ones_like(ids)}
