@@ -89,6 +89,7 @@ def started(adapter: Adapter | None, model: str | None) -> tuple[Adapter | None,
             raise ValueError(f"adapter.start: {given} is no folder of an adapter ({CONFIG})")
         return adapter, model
 
+    adapter = adapter or Adapter()
     config = json.loads(file.read_text(encoding="utf-8"))
     start = str(file.parent)
     if not isinstance(config.get("init_lora_weights"), bool):
@@ -96,13 +97,14 @@ def started(adapter: Adapter | None, model: str | None) -> tuple[Adapter | None,
             f"adapter.start: {start} needs a LoRA adapter with init_lora_weights true or false; "
             "merge it into its model first"
         )
-    settings = {key: config[name] for key, name in SETTINGS.items() if name in config}
-    own = Adapter(start=start, quantize=adapter.quantize if adapter else None, **settings)
-    for key in SETTINGS if adapter else ():
-        value = _in_order(getattr(adapter, key))
-        if value not in (getattr(Adapter, key), _in_order(getattr(own, key))):
+    settings = {}
+    for key, name in SETTINGS.items():
+        default = getattr(Adapter, key)
+        settings[key] = _in_order(config.get(name, default))
+        if _in_order(getattr(adapter, key)) not in (default, settings[key]):
             raise ValueError(f"adapter.{key}: is another in {start}; leave the key out")
-    return own, model if given else config["base_model_name_or_path"] or model
+    base = model if given else config["base_model_name_or_path"] or model
+    return replace(adapter, start=start, **settings), base
 
 
 def _in_order(value: Any) -> Any:
@@ -198,16 +200,8 @@ def adapter_part(
 
     base = model.get_base_model()
     settings = model.active_peft_config
-    names = _names_in_file(model)
+    names = _names_in_file(model, new)
     _refuse_tied(model)
-    in_file = {name.removeprefix("base_model.model.") for name in names.values()}
-    for name in sorted({*new} - in_file):
-        raise setting_error(
-            "adapter",
-            name,
-            "is new, and the file of an adapter does not hold it; name its layer in "
-            "adapter.trained (such as pooler)",
-        )
     part = SavedPart(file=FILE, names=names, save_config=settings.save_pretrained)
     source = settings.base_model_name_or_path
     load_base = loader_of(base)
@@ -240,10 +234,11 @@ def adapter_part(
     return replace(part, load=load)
 
 
-def _names_in_file(model: Any) -> dict[str, str]:
+def _names_in_file(model: Any, new: Collection[str] = ()) -> dict[str, str]:
     """Return the name of each tensor in the file of an adapter, by the name in the peft model.
 
-    Raises ``ConfigError`` if the file cannot hold some trained tensor.
+    Raises ``ConfigError`` if the file cannot hold some trained tensor, or a ``new`` tensor of the
+    model below.
     """
     from peft.utils import get_peft_model_state_dict
 
@@ -261,12 +256,13 @@ def _names_in_file(model: Any) -> dict[str, str]:
     names = {first_name[t]: name for name, t in in_file.items() if t in first_name}
     trained = {first_name[tensor] for tensor in tensors.values() if tensor.requires_grad}
     # A computed tensor, or a further name of a tensor, would not load again.
-    lost = sorted((trained - names.keys()) | (in_file.keys() - names.values()))
+    wanted = in_file.keys() | {f"base_model.model.{name}" for name in new}
+    lost = sorted((trained - names.keys()) | (wanted - {*names.values()}))
     if lost:
         raise setting_error(
             "adapter",
             listed(lost),
-            "cannot be held by the file of an adapter; train the adapter alone, and tie no saved "
-            "modules",
+            "cannot be held by the file of an adapter; name new layers in adapter.trained (such as "
+            "pooler), train nothing else, and tie no saved modules",
         )
     return names
