@@ -19,7 +19,6 @@ from ..config.paths import LocalPath
 from ..private.transformers import loader_of
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained, SavedPart
-from ..text import listed
 from .configuration import changed_configuration
 from .model_files import new_in
 from .pretrained import configure
@@ -261,7 +260,7 @@ def _names_in_file(model: Any, new: Collection[str] = ()) -> dict[str, str]:
     if lost:
         raise setting_error(
             "adapter",
-            listed(lost),
+            lost[0],
             "cannot be held by the file of an adapter; name new layers in adapter.trained (such as "
             "pooler), train nothing else, and tie no saved modules",
         )

@@ -94,15 +94,13 @@ class LanguageTask(Task):
         """
         adapter = Adapter(**self.adapter) if isinstance(self.adapter, Mapping) else self.adapter
         adapter, model = started(adapter, self.model)
-        values: dict[str, Any] = {"adapter": adapter, "model": model}
+        self.keep(adapter=adapter, model=model)
         start = adapter and adapter.start
         if start and not self.tokenizer and Path(start, "tokenizer_config.json").is_file():
-            values["tokenizer"] = start
+            self.keep(tokenizer=start)
         if isinstance(self.data, list):
-            values["data"] = [
-                WeightedSource(**s) if isinstance(s, Mapping) else s for s in self.data
-            ]
-        self.keep(**values)
+            sources = [WeightedSource(**s) if isinstance(s, Mapping) else s for s in self.data]
+            self.keep(data=sources)
         if adapter and adapter.dora and (adapter.quantize or not model):
             raise ValueError("adapter.dora: needs the weights of model, in 16 or 32 bits")
         if self.is_mixed and isinstance(self.evaluation, float):
@@ -159,9 +157,9 @@ class LanguageTask(Task):
         data set of some of them.
         """
 
-        def whole(key: str, value: Any) -> Any:
+        def whole(key: str, value: Any, most: int | None = None) -> Any:
             items = read(key, value)
-            return make(items, np.arange(len(items)))
+            return make(items, np.arange(len(items))[:most])
 
         given = self.evaluation
         if isinstance(given, float):
@@ -170,7 +168,7 @@ class LanguageTask(Task):
             kept = np.diff(np.floor(np.arange(len(items) + 1) * given)) > 0
             return make(items, np.flatnonzero(~kept)), make(items, np.flatnonzero(kept))
 
-        train = self._mixture(read, make) if self.is_mixed else whole("data", self.data)
+        train = self._mixture(whole) if self.is_mixed else whole("data", self.data)
         return train, self.evaluated(partial(whole, "evaluation"))
 
     def evaluated(self, make: Callable[[Any], Any]) -> Any:
@@ -179,15 +177,12 @@ class LanguageTask(Task):
             return {name: make(value) for name, value in self.evaluation.items()}
         return self.evaluation and make(self.evaluation)
 
-    def _mixture(
-        self, read: Callable[[str, Any], Any], make: Callable[[Any, Int64Array], Any]
-    ) -> Mixed:
-        """Return the mixture of the sources. The arguments are those of ``parts``."""
+    def _mixture(self, whole: Callable[..., Any]) -> Mixed:
+        """Return the mixture of the sources. ``whole`` returns the data set of some paths."""
         sources: dict[str, Any] = {}
         for number, given in enumerate(self.data):
             source = WeightedSource(path=given) if isinstance(given, str) else given
-            items = read("data", source.paths)
-            rows = make(items, np.arange(len(items))[: source.max_samples])
+            rows = whole("data", source.paths, source.max_samples)
             weight = source.weight
             if self.weight_by == "tokens":
                 weight *= len(rows) / rows.token_count
@@ -235,7 +230,19 @@ class LanguageTask(Task):
         return model
 
     def adapted(self, model: Any, task_type: str | None) -> Any:
-        """Add the task's adapters to a model, and name the model's class in its configuration."""
+        """Add the task's adapters to a model, and name the model's class in its configuration.
+
+        Raises ``ConfigError`` if tokens have no embedding. A GPU would stop without a reason.
+        """
+        vocabulary = vocabulary_of(self.load_tokenizer())
+        rows = model.get_input_embeddings().num_embeddings
+        if vocabulary > rows:
+            raise setting_error(
+                "tokenizer",
+                self.tokenizer or self.model,
+                f"has tokens up to {vocabulary - 1}, and the model's embedding has {rows} rows; "
+                "name added tokens in new_tokens",
+            )
         model.config.architectures = [type(model).__name__]
         if not self.adapter:
             return model
@@ -276,8 +283,9 @@ class LanguageTask(Task):
                 module.reset_lora_parameters(adapter, True)
             return
         # A vision part and a reference have their own first values.
-        parts = [part for part in model.modules() if initializer_of(part)]
-        owners = [part for part in parts if module in part.modules()]
+        owners = [
+            part for part in model.modules() if initializer_of(part) and module in part.modules()
+        ]
         super().initialize([model, *owners][-1], module)
 
     def model_card(self, run: Mapping[str, Any]) -> str:
@@ -332,24 +340,9 @@ class TokenTask(LanguageTask):
         ``defaults`` are the values of keys that ``config`` does not set.
         """
         if self.config is None:
-            model = self.build_pretrained(auto_class)
-        else:
-            defaults["vocab_size"] = vocabulary_of(self.load_tokenizer())
-            model = from_configuration(self.config, self.built_attention, defaults, auto_class)
-        self.check_vocabulary(model)
-        return model
-
-    def check_vocabulary(self, model: Any) -> None:
-        """Raise ``ConfigError`` if tokens have no embedding. A GPU would stop without a reason."""
-        vocabulary = vocabulary_of(self.load_tokenizer())
-        rows = model.get_input_embeddings().num_embeddings
-        if vocabulary > rows:
-            raise setting_error(
-                "tokenizer",
-                self.tokenizer or self.model,
-                f"has tokens up to {vocabulary - 1}, and the model's embedding has {rows} rows; "
-                "name added tokens in new_tokens",
-            )
+            return self.build_pretrained(auto_class)
+        defaults["vocab_size"] = vocabulary_of(self.load_tokenizer())
+        return from_configuration(self.config, self.built_attention, defaults, auto_class)
 
     @abstractmethod
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -375,13 +368,9 @@ class TokenTask(LanguageTask):
         return (batch["labels"] != IGNORED).sum()  # type: ignore[no-any-return]
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
-        tokens = self.weight(batch)
-        loss = self.training_step(model, batch)
         # Each process that shares the rows counts all tokens.
-        return {
-            "loss": (loss * tokens, tokens),
-            "tokens": (tokens / self.processes.size, None),
-        }
+        tokens = self.weight(batch) / self.processes.size
+        return {**super().evaluation_step(model, batch), "tokens": (tokens, None)}
 
     def prediction_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         """Return the mean loss over the targets of each row, and the number of these targets."""

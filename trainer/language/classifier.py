@@ -182,5 +182,4 @@ class SequenceClassifier(LanguageTask):
 
 def _logits(model: nn.Module, batch: Any) -> Tensor:
     """Return the logits of all classes for each text of a batch."""
-    inputs = {name: value for name, value in batch.items() if name != "labels"}
-    return model(**inputs).logits.float()  # type: ignore[no-any-return]
+    return model(**{**batch, "labels": None}).logits.float()  # type: ignore[no-any-return]
