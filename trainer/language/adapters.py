@@ -48,8 +48,7 @@ class Adapter:
     """Settings of low-rank adapters.
 
     Args:
-        start: a folder of an adapter, or a name on the Hub, whose settings and values the training
-            begins with.
+        start: a folder of an adapter, whose settings and values the training begins with.
         alpha: the output of an adapter is multiplied by alpha / r.
         dropout: of an adapter's input. Each layout draws other numbers.
         targets: the ends of the names of layers, such as q_proj, or ``all-linear``: all but the

@@ -95,7 +95,7 @@ class LanguageTask(Task):
         adapter = Adapter(**self.adapter) if isinstance(self.adapter, Mapping) else self.adapter
         adapter, model = started(adapter, self.model)
         self.keep(adapter=adapter, model=model)
-        start = adapter and adapter.start
+        start = self.adapter_start
         if start and not self.tokenizer and Path(start, "tokenizer_config.json").is_file():
             self.keep(tokenizer=start)
         if isinstance(self.data, list):
@@ -123,9 +123,14 @@ class LanguageTask(Task):
         return self.has_documents and all(s.__module__.startswith("trainer.") for s in steps)
 
     @property
+    def adapter_start(self) -> str | None:
+        """Return the folder that the adapter begins with, if there are both."""
+        return self.adapter and self.adapter.start
+
+    @property
     def quantize(self) -> str | None:
         """Return the format of the frozen weights, if they are quantized."""
-        return self.adapter.quantize if self.adapter else None
+        return self.adapter and self.adapter.quantize
 
     def fine_tuning_defaults(self) -> dict[str, Any]:
         if not self.model:
@@ -195,8 +200,8 @@ class LanguageTask(Task):
     def load_tokenizer(self) -> Any:
         """Return the tokenizer. The first call loads the tokenizer, later calls do not."""
         if self.loaded is None:
-            key, name = ("tokenizer", self.tokenizer) if self.tokenizer else ("model", self.model)
-            tokenizer = load_tokenizer(str(name), key, self.new_tokens or ())
+            key = "tokenizer" if self.tokenizer else "model"
+            tokenizer = load_tokenizer(getattr(self, key), key, self.new_tokens or ())
             if self.scores_texts:
                 tokenizer.pad_token = padding_of(tokenizer)
             self.keep(loaded=tokenizer)
@@ -214,7 +219,7 @@ class LanguageTask(Task):
     def build_pretrained(self, auto_class: str, **options: Any) -> Any:
         """Build the pretrained model without its values. The arguments are of ``build_on_meta``."""
         # An adapter of a model with new tokens begins with the tokenizer of its folder.
-        longer = self.new_tokens or (self.adapter and self.adapter.start)
+        longer = self.new_tokens or self.adapter_start
         model, new, stored = build_on_meta(
             str(self.model),
             self.built_attention,
@@ -249,7 +254,7 @@ class LanguageTask(Task):
         if self.model_config:
             self.note("model_config: the file of the adapter has none; set the keys to load it too")
         adapted = add_adapter(model, self.adapter, task_type)
-        if self.adapter.dora and not self.adapter.start:
+        if self.adapter.dora and not self.adapter_start:
             set_lengths(adapted, self.stored(adapted))
         return adapted
 
@@ -260,8 +265,8 @@ class LanguageTask(Task):
         return model
 
     def pretrained(self, model: nn.Module) -> Sequence[Pretrained]:
-        start = self.adapter.start if self.adapter else None
-        return with_start(model, self.stored(model) if self.stored else (), start)
+        stored = self.stored(model) if self.stored else ()
+        return with_start(model, stored, self.adapter_start)
 
     def saved_part(self, model: nn.Module) -> SavedPart | None:
         return adapter_part(model, self.model_config, self.new) if self.adapter else None

@@ -94,7 +94,7 @@ class DPO(PreferenceTask):
         if self.kind == "frozen" and self.quantize:
             raise ValueError("reference: a model in 4 bits has the reference without_adapter")
         has_smoothing = self.label_smoothing and self.objective in ("ipo", "orpo")
-        if has_smoothing or self.reference != (self.reference and self.kind):
+        if has_smoothing or (self.reference and not self.kind):
             raise ValueError(
                 "objective: has no such reference, or no label_smoothing; leave the key out"
             )

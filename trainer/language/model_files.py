@@ -126,12 +126,12 @@ def build_on_meta(
 
         missing = _new_tensors(name, model, info, auto_class, ignored)
         stored = _stored_in(folder, model, missing)
-        is_longer = model.get_input_embeddings().num_embeddings < vocabulary
+        rows = model.get_input_embeddings().num_embeddings
+        longer = vocabulary if vocabulary > rows else 0
         is_converted = converts_files(model) or {*new_in(model, stored(model))} - missing
-        if is_longer or (is_converted and not quantize):
-            rows = vocabulary if is_longer else 0
-            folder = _saved_again(folder, load, model, missing, cache_dir, rows)
-            if is_longer:
+        if longer or (is_converted and not quantize):
+            folder = _saved_again(folder, load, model, missing, cache_dir, longer)
+            if longer:
                 model.resize_token_embeddings(vocabulary, mean_resizing=False)
             stored = _stored_in(folder, model, missing)
             load = partial(load, pretrained_model_name_or_path=str(folder), config=model.config)
@@ -217,7 +217,7 @@ def _saved_again(
     model: Any,
     missing: set[str],
     cache_dir: str,
-    vocabulary: int = 0,
+    vocabulary: int,
 ) -> Path:
     """Return a folder with the tensors of a model in the form and under the names of the model.
 

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from inspect import unwrap
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -89,10 +89,11 @@ class PreferenceTask(DecoderTask):
 
     def collate(self, pairs: Sequence[Pair]) -> dict[str, Tensor]:
         """Return a batch of pairs: the inputs, and number and margin of each pair."""
+        sides, numbers, margins = zip(*pairs, strict=True)
         return {
-            **self.rows([side for pair in pairs for side in pair.sides]),
-            "pair": torch.tensor([pair.number for pair in pairs]),
-            "pair_margin": torch.tensor([pair.margin for pair in pairs]),
+            **self.rows([*chain(*sides)]),
+            "pair": torch.tensor(numbers),
+            "pair_margin": torch.tensor(margins),
         }
 
     # -- training ---------------------------------------------------------------------------------

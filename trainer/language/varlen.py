@@ -151,11 +151,11 @@ def attend(
     if query.is_cuda and dtype != torch.float32:
         from torch.nn.attention.varlen import varlen_attn
 
-        documents = [cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q]
-        attend_in_row: Any = partial(varlen_attn, scale=scaling, enable_gqa=True)
+        documents: Any = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
         window = ((sliding_window or 0) - 1, 0)  # -1: none
-        tokens = [each[0].transpose(0, 1).contiguous() for each in heads]
-        found = attend_in_row(*tokens, *documents, window_size=window).transpose(0, 1)[None]
+        row = [each[0].transpose(0, 1).contiguous() for each in heads]
+        found = varlen_attn(*row, *documents, scale=scaling, window_size=window, enable_gqa=True)
+        found = found.transpose(0, 1)[None]
     else:
         sizes = cu_seq_lens_q.diff().tolist()
         alone = partial(_alone, window=sliding_window, scale=scaling)
