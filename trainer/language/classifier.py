@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from itertools import chain, compress
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss, one_hot
 from xxhash import xxh3_128_hexdigest
 
@@ -32,6 +31,9 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     MULTI: binary_cross_entropy_with_logits,
     REGRESSION: mse_loss,
 }
+# 1.0 is 1. True is no number of a class.
+NAMES: TypeAdapter[list[Any]] = TypeAdapter(list[int | str | bool])
+NUMBER: TypeAdapter[float] = TypeAdapter(FiniteFloat | bool)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,23 +94,19 @@ class SequenceClassifier(LanguageTask):
     def _label(self, row: Row, origin: str) -> Any:
         """Return the labels of a row as texts, or the number of a regression."""
         given = take(row, origin, self.label_column, "label_column")
-        is_number = self.problem_type == REGRESSION
-        if is_number and isinstance(given, int | float) and math.isfinite(given):
-            return given
-
         is_list = self.problem_type == MULTI and isinstance(given, list)
-        whole = [
-            int(label) if isinstance(label, float) and label.is_integer() else label
-            for label in (given if is_list else [given])
-        ]
-        if is_number or not all(isinstance(label, str | int) for label in whole):
+        try:
+            if self.problem_type == REGRESSION:
+                return NUMBER.validate_python(given, strict=True)
+            labels = NAMES.validate_python(given if is_list else [given])
+        except ValidationError:
             raise setting_error(
                 "label_column",
                 self.label_column,
                 f"is {given!r} in {origin}; a label is a text or a whole number, with "
                 "multi_label_classification a list of these, and with regression a number",
-            )
-        return [*dict.fromkeys(map(str, whole))]
+            ) from None
+        return [*dict.fromkeys(map(str, labels))]
 
     def _as_the_model_has(self, labels: list[str]) -> list[str]:
         """Return labels in the order of the model's classes, if the model is trained on these."""

@@ -8,6 +8,7 @@ At last ``separation.py`` proves that documents are separate on the training's d
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from .quantized import training_device
 from .separation import prove_separation
 from .varlen import NAME, Whole, set_attention, with_documents
 
-_SIZES = [19, 29]  # of the documents of each part, in tokens
+_SIZES = [19, 29]  # of the documents, in tokens. Their sum has many divisors.
 
 
 class _Rows(Whole):
@@ -68,7 +69,8 @@ def why_not(model: Any, parts: int) -> str:
 
 def _compare(model: Any, parts: int) -> None:
     """Compute the documents alone, and in the parts of a row. Raise if the outputs are others."""
-    sizes = _SIZES * parts
+    # Parts end within documents.
+    sizes = _SIZES * (math.lcm(sum(_SIZES), parts) // sum(_SIZES))
     positions = torch.cat([*map(torch.arange, sizes)])[None]
     ids = torch.arange(sum(sizes))[None] % model.get_input_embeddings().num_embeddings
     inputs = inputs_of_trial({"input_ids": ids, "position_ids": positions})
