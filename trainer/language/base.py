@@ -15,7 +15,7 @@ import numpy as np
 from ..config.paths import LocalPath
 from ..data.mixture import Mixed, mixed
 from ..private.transformers import initializer_of
-from ..task import Pretrained, SavedPart, Task
+from ..task import Data, Pretrained, SavedPart, Task
 from .adapters import (
     Adapter,
     adapter_part,
@@ -153,10 +153,14 @@ class LanguageTask(Task):
         processes = Group(size) if size > 1 else Whole()
         self.keep(plan=plan, processes=processes, has_mask=False)
 
-    def parts(
-        self, read: Callable[[str, Any], Any], make: Callable[[Any, Int64Array], Any]
-    ) -> tuple[Any, Any]:
-        """Return the training data, and the evaluation data in the form of ``Data.evaluation``.
+    def data_of(
+        self,
+        read: Callable[[str, Any], Any],
+        make: Callable[[Any, Int64Array], Any],
+        collate: Callable[[Any], Any],
+        augment: Callable[..., Any] | None = None,
+    ) -> Data:
+        """Return the data sets to train on and to measure on.
 
         ``read(key, value)`` returns all items that a setting names, and ``make(items, numbers)`` a
         data set of some of them.
@@ -171,10 +175,18 @@ class LanguageTask(Task):
             # Every n-th item is kept for evaluation.
             items = read("data", self.data)
             kept = np.diff(np.floor(np.arange(len(items) + 1) * given)) > 0
-            return make(items, np.flatnonzero(~kept)), make(items, np.flatnonzero(kept))
-
-        train = self._mixture(whole) if self.is_mixed else whole("data", self.data)
-        return train, self.evaluated(partial(whole, "evaluation"))
+            train = make(items, np.flatnonzero(~kept))
+            evaluation = make(items, np.flatnonzero(kept))
+        else:
+            train = self._mixture(whole) if self.is_mixed else whole("data", self.data)
+            evaluation = self.evaluated(partial(whole, "evaluation"))
+        return Data(
+            train=train,
+            evaluation=evaluation,
+            collate=collate,
+            augment=augment,
+            version=train.version,
+        )
 
     def evaluated(self, make: Callable[[Any], Any]) -> Any:
         """Return the evaluation data that ``make`` returns for a value, or for each of several."""

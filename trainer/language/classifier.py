@@ -36,6 +36,14 @@ NAMES: TypeAdapter[list[Any]] = TypeAdapter(list[int | str | bool])
 NUMBER: TypeAdapter[float] = TypeAdapter(FiniteFloat | bool)
 
 
+class Examples(list[Any]):
+    """Chosen texts, each with a label."""
+
+    def __init__(self, examples: Sequence[Any], chosen: Sequence[int]) -> None:
+        super().__init__(examples[number] for number in chosen)
+        self.version = xxh3_128_hexdigest(json.dumps(self).encode())
+
+
 @dataclass(frozen=True, kw_only=True)
 class SequenceClassifier(LanguageTask):
     """Classify texts with a pretrained encoder or decoder and a new last layer.
@@ -63,11 +71,7 @@ class SequenceClassifier(LanguageTask):
     # -- data -------------------------------------------------------------------------------------
 
     def build_data(self) -> Data:
-        train, evaluation = self.parts(
-            self._examples, lambda examples, chosen: [examples[number] for number in chosen]
-        )
-        version = xxh3_128_hexdigest(json.dumps(train).encode())
-        return Data(train=train, evaluation=evaluation, collate=self._collate, version=version)
+        return self.data_of(self._examples, Examples, self._collate)
 
     def _examples(self, key: str, names: str | list[str]) -> list[tuple[list[str], Any]]:
         """Return the texts and the label of each row that the setting ``key`` names."""

@@ -44,16 +44,11 @@ class MaskedLM(TokenTask):
         collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=self.mask_probability)
         mask = partial(hide_tokens, collator=collator)
         pieces = partial(Pieces, length=self.sequence_length, mask=mask)
-        train, evaluation = self.parts(self.tokenized, pieces)
-        for of_source in train.sets if self.is_mixed else [train]:
+        batch = partial(collate, padding=tokenizer.pad_token_id or 0)
+        data = self.data_of(self.tokenized, pieces, batch, augment=mask)
+        for of_source in data.train.sets if self.is_mixed else [data.train]:
             of_source.mask = None  # drawn anew in each epoch, by ``augment``
-        return Data(
-            train=train,
-            evaluation=evaluation,
-            collate=partial(collate, padding=tokenizer.pad_token_id or 0),
-            augment=mask,
-            version=train.version,
-        )
+        return data
 
     def encoder(self, rows: Iterator[Row]) -> Encoder:
         usual: list[Usual] = [("text", (self.text_column,)), IDS]

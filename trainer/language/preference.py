@@ -80,8 +80,7 @@ class PreferenceTask(DecoderTask):
             sets.append(Pairs(corpus, chosen, sum(map(len, sets))))
             return sets[-1]
 
-        train, evaluation = self.parts(self.tokenized, pairs)
-        return Data(train=train, evaluation=evaluation, collate=self.collate, version=train.version)
+        return self.data_of(self.tokenized, pairs, self.collate)
 
     @abstractmethod
     def rows(self, sides: Sequence[Any]) -> dict[str, Tensor]:
