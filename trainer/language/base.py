@@ -125,12 +125,12 @@ class LanguageTask(Task):
     @property
     def adapter_start(self) -> str | None:
         """Return the folder that the adapter begins with, if there are both."""
-        return self.adapter and self.adapter.start
+        return self.adapter.start if self.adapter else None
 
     @property
     def quantize(self) -> str | None:
         """Return the format of the frozen weights, if they are quantized."""
-        return self.adapter and self.adapter.quantize
+        return self.adapter.quantize if self.adapter else None
 
     def fine_tuning_defaults(self) -> dict[str, Any]:
         if not self.model:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, compress
@@ -39,7 +39,7 @@ NUMBER: TypeAdapter[float] = TypeAdapter(FiniteFloat | bool)
 class Examples(list[Any]):
     """Chosen texts, each with a label."""
 
-    def __init__(self, examples: Sequence[Any], chosen: Sequence[int]) -> None:
+    def __init__(self, examples: Sequence[Any], chosen: Iterable[int]) -> None:
         super().__init__(examples[number] for number in chosen)
         self.version = xxh3_128_hexdigest(json.dumps(self).encode())
 

@@ -151,11 +151,11 @@ def attend(
     if query.is_cuda and dtype != torch.float32:
         from torch.nn.attention.varlen import varlen_attn
 
-        documents: Any = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
+        row: list[Any] = [each[0].transpose(0, 1).contiguous() for each in heads]
+        row += [cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q]
         window = ((sliding_window or 0) - 1, 0)  # -1: none
-        row = [each[0].transpose(0, 1).contiguous() for each in heads]
-        found = varlen_attn(*row, *documents, scale=scaling, window_size=window, enable_gqa=True)
-        found = found.transpose(0, 1)[None]
+        tokens: Any = varlen_attn(*row, scale=scaling, window_size=window, enable_gqa=True)
+        found = tokens.transpose(0, 1)[None]
     else:
         sizes = cu_seq_lens_q.diff().tolist()
         alone = partial(_alone, window=sliding_window, scale=scaling)
