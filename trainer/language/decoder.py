@@ -150,9 +150,9 @@ class DecoderTask(TokenTask):
         head = adapted.get_output_embeddings()
         inputs = self._trial_inputs(small_batch(probe))
         reason = why_not_fusible(probe, inputs) or fuse(head, always=loss == "fused")
-        if reason and loss == "fused":
-            raise setting_error("loss", "fused", f"{reason}; set plain")
         if reason:
+            if loss == "fused":
+                raise setting_error("loss", "fused", f"{reason}; set plain")
             self.note(f"loss: all logits at once, since {reason}")
         return adapted
 

@@ -51,9 +51,14 @@ class FusedHead(nn.Linear):
         if 4 * len(targets) * self.out_features <= FIT and not self.always:
             return loss_of_logits(super().forward(hidden), targets, self.reduction)
 
-        # Autocast does not act inside of an autograd.Function, so the dtype is an argument.
-        how = (dtype_of_products(hidden), self.reduction == "mean", torch.is_grad_enabled())
-        return ChunkedLoss.apply(hidden.flatten(0, -2), self.weight, targets, *how)  # type: ignore[no-any-return,no-untyped-call]
+        return ChunkedLoss.apply(  # type: ignore[no-any-return,no-untyped-call]
+            hidden.flatten(0, -2),
+            self.weight,
+            targets,
+            dtype_of_products(hidden),  # autocast does not act inside of an autograd.Function
+            self.reduction == "mean",
+            torch.is_grad_enabled(),
+        )
 
 
 def fuse(head: nn.Module, *, always: bool) -> str:
@@ -158,8 +163,9 @@ class ChunkedLoss(torch.autograd.Function):
         counted = targets != IGNORED
         factors = counted if is_mean and with_gradients else None
         ctx.dtype = dtype
-        with_weight = ctx.needs_input_grad[1]
-        losses, *gradients = in_chunks(hidden, weight, targets, dtype, factors, with_weight)
+        losses, *gradients = in_chunks(
+            hidden, weight, targets, dtype, factors, ctx.needs_input_grad[1]
+        )
         losses = losses.where(counted, 0.0)
         if not is_mean:
             ctx.save_for_backward(hidden, weight, targets, None)
