@@ -52,10 +52,8 @@ class StepLosses:
             factor = share * self.ranks
             # A product with 1 would cost a kernel in each of both passes.
             to_train.append(parts[name] if factor == 1.0 else parts[name] * factor)
-            # A separate tensor, because a compiled step may write over the loss. The mean over no
-            # items may be NaN.
-            part = parts[name].detach()
-            shares.append(part * share if share else torch.zeros_like(part))
+            # A separate tensor, because a compiled step may write over the loss.
+            shares.append(parts[name].detach() * share)
 
         of_micro_batch = reduce(torch.add, shares)
         self.shares.append(of_micro_batch.double() if self.is_exact else of_micro_batch)
@@ -88,18 +86,17 @@ def split_loss(
     are_numbers = all(getattr(part, "numel", int)() == 1 for part in parts.values())
     if not are_numbers or parts.keys() != weights.keys() or not isinstance(values, Mapping):
         names = [*filter(None, weights)]
-        shape = f" of shape {tuple(result.shape)}" if hasattr(result, "shape") else ""
         raise DataError(
             "training_step must return the loss, a single number, or (loss, {name: value}). For a "
             "loss of parts {name: number} Task.weight returns their counts, by the same names. "
-            f"It returned a {type(result).__name__}{shape}, and Task.weight counts "
-            f"{names or 'no parts'}"
+            f"It returned a value of {getattr(result, 'shape', type(result))}, and Task.weight "
+            f"counts {names or 'no parts'}"
         )
 
-    numbers = {}
-    for name, part in parts.items():
-        known = part if weights[name] else part.nan_to_num()
-        numbers[name] = known.reshape(()) if known.ndim else known
+    numbers = {
+        name: (part if weights[name] else part.nan_to_num()).reshape(())
+        for name, part in parts.items()
+    }
     return numbers, values
 
 

@@ -26,10 +26,10 @@ TAKEN = (
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        (None, "NoneType"),
-        ((torch.ones((), requires_grad=True), torch.ones(4, 3)), "tuple"),
-        (torch.ones(4, requires_grad=True), "Tensor of shape (4,)"),
-        ({"loss": torch.ones(())}, "dict"),
+        (None, "value of <class 'NoneType'>"),
+        ((torch.ones((), requires_grad=True), torch.ones(4, 3)), "value of <class 'tuple'>"),
+        (torch.ones(4, requires_grad=True), "value of torch.Size([4])"),
+        ({"loss": torch.ones(())}, "value of <class 'dict'>"),
     ],
 )
 def test_a_step_returns_the_loss(result: Any, said: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,8 +19,8 @@ from ..config.paths import LocalPath
 from ..private.transformers import loader_of
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained, SavedPart
-from ..text import listed
 from .configuration import changed_configuration
+from .model_files import new_in
 from .pretrained import configure
 from .problems import first_line, setting_error
 
@@ -28,9 +29,6 @@ FILE = "adapter_model.safetensors"
 
 CONFIG = "adapter_config.json"
 REFERENCE = "reference"  # the name of a frozen second adapter
-
-# In the names of a layer that is trained whole, and of the layer as it was.
-TRAINED, ORIGINAL = ".modules_to_save.default.", ".original_module."
 
 # The settings of an adapter that its file of settings has under other names.
 SETTINGS = {
@@ -50,8 +48,7 @@ class Adapter:
     """Settings of low-rank adapters.
 
     Args:
-        start: a folder of an adapter, or a name on the Hub, whose settings and values the training
-            begins with.
+        start: a folder of an adapter, whose settings and values the training begins with.
         alpha: the output of an adapter is multiplied by alpha / r.
         dropout: of an adapter's input. Each layout draws other numbers.
         targets: the ends of the names of layers, such as q_proj, or ``all-linear``: all but the
@@ -90,6 +87,7 @@ def started(adapter: Adapter | None, model: str | None) -> tuple[Adapter | None,
             raise ValueError(f"adapter.start: {given} is no folder of an adapter ({CONFIG})")
         return adapter, model
 
+    adapter = adapter or Adapter()
     config = json.loads(file.read_text(encoding="utf-8"))
     start = str(file.parent)
     if not isinstance(config.get("init_lora_weights"), bool):
@@ -97,13 +95,14 @@ def started(adapter: Adapter | None, model: str | None) -> tuple[Adapter | None,
             f"adapter.start: {start} needs a LoRA adapter with init_lora_weights true or false; "
             "merge it into its model first"
         )
-    settings = {key: config[name] for key, name in SETTINGS.items() if name in config}
-    own = Adapter(start=start, quantize=adapter.quantize if adapter else None, **settings)
-    for key in SETTINGS if adapter else ():
-        value = _in_order(getattr(adapter, key))
-        if value not in (getattr(Adapter, key), _in_order(getattr(own, key))):
+    settings = {}
+    for key, name in SETTINGS.items():
+        default = getattr(Adapter, key)
+        settings[key] = _in_order(config.get(name, default))
+        if _in_order(getattr(adapter, key)) not in (default, settings[key]):
             raise ValueError(f"adapter.{key}: is another in {start}; leave the key out")
-    return own, model if given else config["base_model_name_or_path"] or model
+    base = model if given else config["base_model_name_or_path"] or model
+    return replace(adapter, start=start, **settings), base
 
 
 def _in_order(value: Any) -> Any:
@@ -131,17 +130,14 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
         config.fan_in_fan_out = any(isinstance(layer, Conv1D) for layer in model.modules())
         config.task_type = task_type
         # The matrices stay on the meta device and get the same first values on every layout.
-        adapted = get_peft_model(model, config, low_cpu_mem_usage=True)
+        return get_peft_model(model, config, low_cpu_mem_usage=True)
     except ValueError as error:
         raise setting_error("adapter", adapter.targets, first_line(error)) from None
-    if adapter.trained:
-        _refuse_tied(adapted, ORIGINAL)
-    return adapted
 
 
-def set_lengths(model: Any, stored: Pretrained) -> None:
+def set_lengths(model: Any, stored: Sequence[Pretrained]) -> None:
     """Give the lengths of DoRA the values of the weights below, which lie in files, in place."""
-    ranges, _ = of_pretrained([stored])
+    ranges, _ = of_pretrained(stored)
     for name, layer in model.named_modules():
         for vector in getattr(layer, "lora_magnitude_vector", {}).values():
             weight = ranges.whole("parameter", f"{name}.base_layer.weight")
@@ -150,12 +146,12 @@ def set_lengths(model: Any, stored: Pretrained) -> None:
             vector.weight = nn.Parameter(vector.get_weight_norm(weight, 0.0, 0.0))
 
 
-def _refuse_tied(model: Any, mark: str) -> None:
-    """Raise ``ConfigError`` if a tensor with this mark in its name belongs to two layers."""
+def _refuse_tied(model: Any) -> None:
+    """Raise ``ConfigError`` if a tensor below an adapter or a copy belongs to two layers."""
     tensors = dict(canonical_state(model))
     uses = Counter(tensors.values())
     for name, tensor in tensors.items():
-        if mark in name and uses[tensor] > 1:
+        if uses[tensor] > 1 and re.search(r"\.(base_layer|original_module)\.", name):
             raise setting_error(
                 "adapter",
                 name,
@@ -172,28 +168,20 @@ def add_reference(model: Any) -> None:
     model.add_adapter(REFERENCE, config, low_cpu_mem_usage=True)
 
 
-def with_copies(model: Any, stored: Pretrained | None, start: str | None) -> list[Pretrained]:
+def with_start(model: Any, stored: Sequence[Pretrained], start: str | None) -> list[Pretrained]:
     """Return the files of a model, and of its adapters and the layers that are trained whole.
 
-    Adapters and these layers begin with the values of the folder ``start``. Without ``start`` the
-    layers begin with those of the model. ``stored`` are the files of the model below. None: the
-    model below has values.
+    Adapters and these layers begin with the values of the folder ``start``, if there is such a
+    folder. ``stored`` are the files of the model below, if that model has no values yet.
     """
-    parts = [stored] if stored else []
+    parts = [*stored]
     if start:
+        del parts[1:]  # the values of the model below for these layers
         own = _names_in_file(model).items()
         for adapter in model.peft_config:
             names = {in_file: name.replace(".default", f".{adapter}") for name, in_file in own}
             parts.append(Pretrained(folder=start, names=names))
-    elif stored:
-        names = {n: name.replace(ORIGINAL, TRAINED) for n, name in stored.names.items()}
-        names = {n: name for n, name in names.items() if TRAINED in name}
-        others = {*stored.names, *stored.left_out} - names.keys()
-        parts += [Pretrained(folder=stored.folder, names=names, left_out=others)] if names else []
-
-    filled = {name for part in parts for name in part.names.values()}
-    drawn = stored.new if stored else dict(canonical_state(model))
-    new = [name for name in drawn if name not in filled]
+    new = new_in(model, parts)
     return [replace(part, new=new) for part in parts]
 
 
@@ -210,17 +198,8 @@ def adapter_part(
 
     base = model.get_base_model()
     settings = model.active_peft_config
-    names = _names_in_file(model)
-
-    _refuse_tied(model, ".base_layer.")
-    in_file = {name.removeprefix("base_model.model.") for name in names.values()}
-    for name in sorted({*new} - in_file):
-        raise setting_error(
-            "adapter",
-            name,
-            "is new, and the file of an adapter does not hold it; name its layer in "
-            "adapter.trained (such as pooler)",
-        )
+    names = _names_in_file(model, new)
+    _refuse_tied(model)
     part = SavedPart(file=FILE, names=names, save_config=settings.save_pretrained)
     source = settings.base_model_name_or_path
     load_base = loader_of(base)
@@ -253,10 +232,11 @@ def adapter_part(
     return replace(part, load=load)
 
 
-def _names_in_file(model: Any) -> dict[str, str]:
+def _names_in_file(model: Any, new: Collection[str] = ()) -> dict[str, str]:
     """Return the name of each tensor in the file of an adapter, by the name in the peft model.
 
-    Raises ``ConfigError`` if the file cannot hold some trained tensor.
+    Raises ``ConfigError`` if the file cannot hold some trained tensor, or a ``new`` tensor of the
+    model below.
     """
     from peft.utils import get_peft_model_state_dict
 
@@ -274,12 +254,13 @@ def _names_in_file(model: Any) -> dict[str, str]:
     names = {first_name[t]: name for name, t in in_file.items() if t in first_name}
     trained = {first_name[tensor] for tensor in tensors.values() if tensor.requires_grad}
     # A computed tensor, or a further name of a tensor, would not load again.
-    lost = sorted((trained - names.keys()) | (in_file.keys() - names.values()))
+    wanted = in_file.keys() | {f"base_model.model.{name}" for name in new}
+    lost = sorted((trained - names.keys()) | (wanted - {*names.values()}))
     if lost:
         raise setting_error(
             "adapter",
-            listed(lost),
-            "cannot be held by the file of an adapter; train the adapter alone, and tie no saved "
-            "modules",
+            lost[0],
+            "cannot be held by the file of an adapter; name new layers in adapter.trained (such as "
+            "pooler), train nothing else, and tie no saved modules",
         )
     return names

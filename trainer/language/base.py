@@ -15,14 +15,14 @@ import numpy as np
 from ..config.paths import LocalPath
 from ..data.mixture import Mixed, mixed
 from ..private.transformers import initializer_of
-from ..task import Pretrained, SavedPart, Task
+from ..task import Data, Pretrained, SavedPart, Task
 from .adapters import (
     Adapter,
     adapter_part,
     add_adapter,
     set_lengths,
     started,
-    with_copies,
+    with_start,
 )
 from .card import model_card
 from .context import Group
@@ -94,15 +94,13 @@ class LanguageTask(Task):
         """
         adapter = Adapter(**self.adapter) if isinstance(self.adapter, Mapping) else self.adapter
         adapter, model = started(adapter, self.model)
-        values: dict[str, Any] = {"adapter": adapter, "model": model}
-        start = adapter and adapter.start
+        self.keep(adapter=adapter, model=model)
+        start = self.adapter_start
         if start and not self.tokenizer and Path(start, "tokenizer_config.json").is_file():
-            values["tokenizer"] = start
+            self.keep(tokenizer=start)
         if isinstance(self.data, list):
-            values["data"] = [
-                WeightedSource(**s) if isinstance(s, Mapping) else s for s in self.data
-            ]
-        self.keep(**values)
+            sources = [WeightedSource(**s) if isinstance(s, Mapping) else s for s in self.data]
+            self.keep(data=sources)
         if adapter and adapter.dora and (adapter.quantize or not model):
             raise ValueError("adapter.dora: needs the weights of model, in 16 or 32 bits")
         if self.is_mixed and isinstance(self.evaluation, float):
@@ -123,6 +121,11 @@ class LanguageTask(Task):
         """Return whether a process can compute a part of the tokens: by no method of a user."""
         steps = (getattr(self, name, self.begin) for name in _STEPS)
         return self.has_documents and all(s.__module__.startswith("trainer.") for s in steps)
+
+    @property
+    def adapter_start(self) -> str | None:
+        """Return the folder that the adapter begins with, if there are both."""
+        return self.adapter.start if self.adapter else None
 
     @property
     def quantize(self) -> str | None:
@@ -150,28 +153,40 @@ class LanguageTask(Task):
         processes = Group(size) if size > 1 else Whole()
         self.keep(plan=plan, processes=processes, has_mask=False)
 
-    def parts(
-        self, read: Callable[[str, Any], Any], make: Callable[[Any, Int64Array], Any]
-    ) -> tuple[Any, Any]:
-        """Return the training data, and the evaluation data in the form of ``Data.evaluation``.
+    def data_of(
+        self,
+        read: Callable[[str, Any], Any],
+        make: Callable[[Any, Int64Array], Any],
+        collate: Callable[[Any], Any],
+        augment: Callable[..., Any] | None = None,
+    ) -> Data:
+        """Return the data sets to train on and to measure on.
 
         ``read(key, value)`` returns all items that a setting names, and ``make(items, numbers)`` a
         data set of some of them.
         """
 
-        def whole(key: str, value: Any) -> Any:
+        def whole(key: str, value: Any, most: int | None = None) -> Any:
             items = read(key, value)
-            return make(items, np.arange(len(items)))
+            return make(items, np.arange(len(items))[:most])
 
         given = self.evaluation
         if isinstance(given, float):
             # Every n-th item is kept for evaluation.
             items = read("data", self.data)
             kept = np.diff(np.floor(np.arange(len(items) + 1) * given)) > 0
-            return make(items, np.flatnonzero(~kept)), make(items, np.flatnonzero(kept))
-
-        train = self._mixture(read, make) if self.is_mixed else whole("data", self.data)
-        return train, self.evaluated(partial(whole, "evaluation"))
+            train = make(items, np.flatnonzero(~kept))
+            evaluation = make(items, np.flatnonzero(kept))
+        else:
+            train = self._mixture(whole) if self.is_mixed else whole("data", self.data)
+            evaluation = self.evaluated(partial(whole, "evaluation"))
+        return Data(
+            train=train,
+            evaluation=evaluation,
+            collate=collate,
+            augment=augment,
+            version=train.version,
+        )
 
     def evaluated(self, make: Callable[[Any], Any]) -> Any:
         """Return the evaluation data that ``make`` returns for a value, or for each of several."""
@@ -179,15 +194,12 @@ class LanguageTask(Task):
             return {name: make(value) for name, value in self.evaluation.items()}
         return self.evaluation and make(self.evaluation)
 
-    def _mixture(
-        self, read: Callable[[str, Any], Any], make: Callable[[Any, Int64Array], Any]
-    ) -> Mixed:
-        """Return the mixture of the sources. The arguments are those of ``parts``."""
+    def _mixture(self, whole: Callable[..., Any]) -> Mixed:
+        """Return the mixture of the sources. ``whole`` returns the data set of some paths."""
         sources: dict[str, Any] = {}
         for number, given in enumerate(self.data):
             source = WeightedSource(path=given) if isinstance(given, str) else given
-            items = read("data", source.paths)
-            rows = make(items, np.arange(len(items))[: source.max_samples])
+            rows = whole("data", source.paths, source.max_samples)
             weight = source.weight
             if self.weight_by == "tokens":
                 weight *= len(rows) / rows.token_count
@@ -200,8 +212,8 @@ class LanguageTask(Task):
     def load_tokenizer(self) -> Any:
         """Return the tokenizer. The first call loads the tokenizer, later calls do not."""
         if self.loaded is None:
-            key, name = ("tokenizer", self.tokenizer) if self.tokenizer else ("model", self.model)
-            tokenizer = load_tokenizer(str(name), key, self.new_tokens or ())
+            key = "tokenizer" if self.tokenizer else "model"
+            tokenizer = load_tokenizer(getattr(self, key), key, self.new_tokens or ())
             if self.scores_texts:
                 tokenizer.pad_token = padding_of(tokenizer)
             self.keep(loaded=tokenizer)
@@ -219,7 +231,7 @@ class LanguageTask(Task):
     def build_pretrained(self, auto_class: str, **options: Any) -> Any:
         """Build the pretrained model without its values. The arguments are of ``build_on_meta``."""
         # An adapter of a model with new tokens begins with the tokenizer of its folder.
-        longer = self.new_tokens or (self.adapter and self.adapter.start)
+        longer = self.new_tokens or self.adapter_start
         model, new, stored = build_on_meta(
             str(self.model),
             self.built_attention,
@@ -235,14 +247,26 @@ class LanguageTask(Task):
         return model
 
     def adapted(self, model: Any, task_type: str | None) -> Any:
-        """Add the task's adapters to a model, and name the model's class in its configuration."""
+        """Add the task's adapters to a model, and name the model's class in its configuration.
+
+        Raises ``ConfigError`` if tokens have no embedding. A GPU would stop without a reason.
+        """
+        vocabulary = vocabulary_of(self.load_tokenizer())
+        rows = model.get_input_embeddings().num_embeddings
+        if vocabulary > rows:
+            raise setting_error(
+                "tokenizer",
+                self.tokenizer or self.model,
+                f"has tokens up to {vocabulary - 1}, and the model's embedding has {rows} rows; "
+                "name added tokens in new_tokens",
+            )
         model.config.architectures = [type(model).__name__]
         if not self.adapter:
             return model
         if self.model_config:
             self.note("model_config: the file of the adapter has none; set the keys to load it too")
         adapted = add_adapter(model, self.adapter, task_type)
-        if self.adapter.dora and not self.adapter.start:
+        if self.adapter.dora and not self.adapter_start:
             set_lengths(adapted, self.stored(adapted))
         return adapted
 
@@ -253,8 +277,8 @@ class LanguageTask(Task):
         return model
 
     def pretrained(self, model: nn.Module) -> Sequence[Pretrained]:
-        start = self.adapter.start if self.adapter else None
-        return with_copies(model, self.stored and self.stored(model), start)
+        stored = self.stored(model) if self.stored else ()
+        return with_start(model, stored, self.adapter_start)
 
     def saved_part(self, model: nn.Module) -> SavedPart | None:
         return adapter_part(model, self.model_config, self.new) if self.adapter else None
@@ -276,8 +300,9 @@ class LanguageTask(Task):
                 module.reset_lora_parameters(adapter, True)
             return
         # A vision part and a reference have their own first values.
-        parts = [part for part in model.modules() if initializer_of(part)]
-        owners = [part for part in parts if module in part.modules()]
+        owners = [
+            part for part in model.modules() if initializer_of(part) and module in part.modules()
+        ]
         super().initialize([model, *owners][-1], module)
 
     def model_card(self, run: Mapping[str, Any]) -> str:
@@ -332,24 +357,9 @@ class TokenTask(LanguageTask):
         ``defaults`` are the values of keys that ``config`` does not set.
         """
         if self.config is None:
-            model = self.build_pretrained(auto_class)
-        else:
-            defaults["vocab_size"] = vocabulary_of(self.load_tokenizer())
-            model = from_configuration(self.config, self.built_attention, defaults, auto_class)
-        self.check_vocabulary(model)
-        return model
-
-    def check_vocabulary(self, model: Any) -> None:
-        """Raise ``ConfigError`` if tokens have no embedding. A GPU would stop without a reason."""
-        vocabulary = vocabulary_of(self.load_tokenizer())
-        rows = model.get_input_embeddings().num_embeddings
-        if vocabulary > rows:
-            raise setting_error(
-                "tokenizer",
-                self.tokenizer or self.model,
-                f"has tokens up to {vocabulary - 1}, and the model's embedding has {rows} rows; "
-                "name added tokens in new_tokens",
-            )
+            return self.build_pretrained(auto_class)
+        defaults["vocab_size"] = vocabulary_of(self.load_tokenizer())
+        return from_configuration(self.config, self.built_attention, defaults, auto_class)
 
     @abstractmethod
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -375,13 +385,9 @@ class TokenTask(LanguageTask):
         return (batch["labels"] != IGNORED).sum()  # type: ignore[no-any-return]
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
-        tokens = self.weight(batch)
-        loss = self.training_step(model, batch)
         # Each process that shares the rows counts all tokens.
-        return {
-            "loss": (loss * tokens, tokens),
-            "tokens": (tokens / self.processes.size, None),
-        }
+        tokens = self.weight(batch) / self.processes.size
+        return {**super().evaluation_step(model, batch), "tokens": (tokens, None)}
 
     def prediction_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         """Return the mean loss over the targets of each row, and the number of these targets."""

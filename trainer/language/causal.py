@@ -60,8 +60,7 @@ class CausalLM(DecoderTask):
         if self.stream:
             return self._streamed(settings, batch)
         rows = partial(Rows, cache=self.cache_dir, **settings)
-        train, evaluation = self.parts(self.tokenized, rows)
-        return Data(train=train, evaluation=evaluation, collate=batch, version=train.version)
+        return self.data_of(self.tokenized, rows, batch)
 
     def _streamed(self, settings: dict[str, Any], batch: Callable[..., Any]) -> Data:
         """Return the rows of files or of the Hub, which are tokenized while they are read."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, compress
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss, one_hot
 from xxhash import xxh3_128_hexdigest
 
@@ -32,6 +31,17 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     MULTI: binary_cross_entropy_with_logits,
     REGRESSION: mse_loss,
 }
+# 1.0 is 1. True is no number of a class.
+NAMES: TypeAdapter[list[Any]] = TypeAdapter(list[int | str | bool])
+NUMBER: TypeAdapter[float] = TypeAdapter(FiniteFloat | bool)
+
+
+class Examples(list[Any]):
+    """Chosen texts, each with a label."""
+
+    def __init__(self, examples: Sequence[Any], chosen: Iterable[int]) -> None:
+        super().__init__(examples[number] for number in chosen)
+        self.version = xxh3_128_hexdigest(json.dumps(self).encode())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +71,7 @@ class SequenceClassifier(LanguageTask):
     # -- data -------------------------------------------------------------------------------------
 
     def build_data(self) -> Data:
-        train, evaluation = self.parts(
-            self._examples, lambda examples, chosen: [examples[number] for number in chosen]
-        )
-        version = xxh3_128_hexdigest(json.dumps(train).encode())
-        return Data(train=train, evaluation=evaluation, collate=self._collate, version=version)
+        return self.data_of(self._examples, Examples, self._collate)
 
     def _examples(self, key: str, names: str | list[str]) -> list[tuple[list[str], Any]]:
         """Return the texts and the label of each row that the setting ``key`` names."""
@@ -92,23 +98,19 @@ class SequenceClassifier(LanguageTask):
     def _label(self, row: Row, origin: str) -> Any:
         """Return the labels of a row as texts, or the number of a regression."""
         given = take(row, origin, self.label_column, "label_column")
-        is_number = self.problem_type == REGRESSION
-        if is_number and isinstance(given, int | float) and math.isfinite(given):
-            return given
-
         is_list = self.problem_type == MULTI and isinstance(given, list)
-        whole = [
-            int(label) if isinstance(label, float) and label.is_integer() else label
-            for label in (given if is_list else [given])
-        ]
-        if is_number or not all(isinstance(label, str | int) for label in whole):
+        try:
+            if self.problem_type == REGRESSION:
+                return NUMBER.validate_python(given, strict=True)
+            labels = NAMES.validate_python(given if is_list else [given])
+        except ValidationError:
             raise setting_error(
                 "label_column",
                 self.label_column,
                 f"is {given!r} in {origin}; a label is a text or a whole number, with "
                 "multi_label_classification a list of these, and with regression a number",
-            )
-        return [*dict.fromkeys(map(str, whole))]
+            ) from None
+        return [*dict.fromkeys(map(str, labels))]
 
     def _as_the_model_has(self, labels: list[str]) -> list[str]:
         """Return labels in the order of the model's classes, if the model is trained on these."""
@@ -182,5 +184,4 @@ class SequenceClassifier(LanguageTask):
 
 def _logits(model: nn.Module, batch: Any) -> Tensor:
     """Return the logits of all classes for each text of a batch."""
-    inputs = {name: value for name, value in batch.items() if name != "labels"}
-    return model(**inputs).logits.float()  # type: ignore[no-any-return]
+    return model(**{**batch, "labels": None}).logits.float()  # type: ignore[no-any-return]

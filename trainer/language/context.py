@@ -7,44 +7,12 @@ data parallelism over tokens, whose gradients are averaged over all processes, a
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..private.torch import exchanged
 from .varlen import Whole
-
-
-class _Exchange(torch.autograd.Function):
-    """An exchange of parts of one dimension for parts of another. Heads are 1, tokens 2."""
-
-    @staticmethod
-    def forward(ctx: Any, heads: Tensor, group: Any, given: int, taken: int) -> Tensor:
-        ctx.back = (group, taken, given)
-        parts = torch.stack(heads.chunk(group.size(), given))
-        others = torch.empty_like(parts)
-        dist.all_to_all_single(others, parts, group=group)
-        return torch.cat(list(others), taken)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _Exchange.apply(*gradients, *ctx.back), None, None, None  # type: ignore[no-untyped-call]
-
-
-class _Sum(torch.autograd.Function):
-    """A sum over a group. Each process has the same loss of the sum, so gradients add up too."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        total = values.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _Sum.apply(*gradients, ctx.group), None  # type: ignore[no-untyped-call]
 
 
 class Group(Whole):
@@ -60,10 +28,16 @@ class Group(Whole):
         self.number = dist.get_rank(self.group)
 
     def gather(self, heads: Tensor) -> Tensor:
-        return _Exchange.apply(heads, self.group, 1, 2)  # type: ignore[no-any-return,no-untyped-call]
+        return self._exchange(heads, 1, 2)
 
     def scatter(self, heads: Tensor) -> Tensor:
-        return _Exchange.apply(heads, self.group, 2, 1)  # type: ignore[no-any-return,no-untyped-call]
+        return self._exchange(heads, 2, 1)
 
     def sum(self, values: Tensor) -> Tensor:
-        return _Sum.apply(values, self.group)  # type: ignore[no-any-return,no-untyped-call]
+        # Each process has the same loss of the sum, so gradients add up too.
+        return exchanged(values.repeat(self.size, 1), None, None, self.group).sum(0)
+
+    def _exchange(self, heads: Tensor, given: int, taken: int) -> Tensor:
+        """Exchange parts of one dimension for parts of another. Heads are 1, tokens 2."""
+        parts = torch.stack(heads.chunk(self.size, given))
+        return torch.cat(list(exchanged(parts, None, None, self.group)), taken)

@@ -77,10 +77,10 @@ class DecoderTask(TokenTask):
         """Return whether batches have the boundaries of their documents."""
         if self.processes.size > 1 or self.attention not in DENSE:
             return True
-        is_default = not (self.plan is None or self.attention or self.has_mask)
-        if not (is_default and self.packs and self.computes_parts):
+        if self.plan is None or self.attention or self.has_mask:
             return False
-        return self.plan.device == "cuda" and self.plan.mixed_precision != "no"  # type: ignore[no-any-return]
+        in_16_bits = self.plan.device == "cuda" and self.plan.mixed_precision != "no"
+        return in_16_bits and self.packs and self.computes_parts
 
     @property
     def packs(self) -> bool:
@@ -150,9 +150,9 @@ class DecoderTask(TokenTask):
         head = adapted.get_output_embeddings()
         inputs = self._trial_inputs(small_batch(probe))
         reason = why_not_fusible(probe, inputs) or fuse(head, always=loss == "fused")
-        if reason and loss == "fused":
-            raise setting_error("loss", "fused", f"{reason}; set plain")
         if reason:
+            if loss == "fused":
+                raise setting_error("loss", "fused", f"{reason}; set plain")
             self.note(f"loss: all logits at once, since {reason}")
         return adapted
 

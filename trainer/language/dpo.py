@@ -94,7 +94,7 @@ class DPO(PreferenceTask):
         if self.kind == "frozen" and self.quantize:
             raise ValueError("reference: a model in 4 bits has the reference without_adapter")
         has_smoothing = self.label_smoothing and self.objective in ("ipo", "orpo")
-        if has_smoothing or self.reference != (self.reference and self.kind):
+        if has_smoothing or (self.reference and not self.kind):
             raise ValueError(
                 "objective: has no such reference, or no label_smoothing; leave the key out"
             )
@@ -151,7 +151,7 @@ class DPO(PreferenceTask):
     def pretrained(self, model: Any) -> list[Pretrained]:
         parts = [(stored, "policy") for stored in super().pretrained(model.policy)]
         if self.of_reference:
-            parts.append((self.of_reference(model.reference), "reference"))
+            parts += [(stored, "reference") for stored in self.of_reference(model.reference)]
         return [replace(stored, part=part) for stored, part in parts]
 
     def held_in_evaluation(self, model: Any) -> list[nn.Module]:

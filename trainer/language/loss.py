@@ -51,11 +51,14 @@ class FusedHead(nn.Linear):
         if 4 * len(targets) * self.out_features <= FIT and not self.always:
             return loss_of_logits(super().forward(hidden), targets, self.reduction)
 
-        rows = rows_of_chunk(len(targets), self.out_features, hidden.device.type)
-        # Autocast does not act inside of an autograd.Function, so the dtype is an argument.
-        dtype = dtype_of_products(hidden)
-        how = (rows, dtype, self.reduction == "mean", torch.is_grad_enabled())
-        return ChunkedLoss.apply(hidden.flatten(0, -2), self.weight, targets, *how)  # type: ignore[no-any-return,no-untyped-call]
+        return ChunkedLoss.apply(  # type: ignore[no-any-return,no-untyped-call]
+            hidden.flatten(0, -2),
+            self.weight,
+            targets,
+            dtype_of_products(hidden),  # autocast does not act inside of an autograd.Function
+            self.reduction == "mean",
+            torch.is_grad_enabled(),
+        )
 
 
 def fuse(head: nn.Module, *, always: bool) -> str:
@@ -82,7 +85,6 @@ def in_chunks(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
-    rows: int,
     dtype: torch.dtype,
     factors: Tensor | None,
     with_weight: bool,
@@ -96,11 +98,11 @@ def in_chunks(
         hidden: (tokens, features).
         weight: (words, features).
         targets: (tokens,). The losses of ``IGNORED`` targets are any numbers.
-        rows: tokens of a chunk.
         dtype: of the products.
         factors: (tokens,). None: no gradients.
         with_weight: whether the gradient in the weight is needed.
     """
+    rows = rows_of_chunk(len(targets), len(weight), hidden.device.type)
     wide = torch.promote_types(dtype, torch.float32)
     hidden_gradient = weight_gradient = None
     if factors is not None:
@@ -153,7 +155,6 @@ class ChunkedLoss(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
-        rows: int,
         dtype: torch.dtype,
         is_mean: bool,
         with_gradients: bool,
@@ -161,9 +162,10 @@ class ChunkedLoss(torch.autograd.Function):
         """Return the mean over the targets that are not ``IGNORED``, or the loss of each target."""
         counted = targets != IGNORED
         factors = counted if is_mean and with_gradients else None
-        ctx.how = (rows, dtype)
-        with_weight = ctx.needs_input_grad[1]
-        losses, *gradients = in_chunks(hidden, weight, targets, rows, dtype, factors, with_weight)
+        ctx.dtype = dtype
+        losses, *gradients = in_chunks(
+            hidden, weight, targets, dtype, factors, ctx.needs_input_grad[1]
+        )
         losses = losses.where(counted, 0.0)
         if not is_mean:
             ctx.save_for_backward(hidden, weight, targets, None)
@@ -177,16 +179,16 @@ class ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
         first, second, targets, count = ctx.saved_tensors
         if count is None:
-            rows, dtype = ctx.how
             factors = outputs[0].where(targets != IGNORED, 0.0)
-            with_weight = ctx.needs_input_grad[1]
-            _, first, second = in_chunks(first, second, targets, rows, dtype, factors, with_weight)
+            _, first, second = in_chunks(
+                first, second, targets, ctx.dtype, factors, ctx.needs_input_grad[1]
+            )
         else:
             # In place, since the gradient of the weight may take gigabytes. torch refuses a second
             # backward pass, which would read the changed values.
             for gradient in filter(torch.is_tensor, (first, second)):
                 gradient.mul_(outputs[0] / count)
-        return first, second, None, None, None, None, None
+        return first, second, None, None, None, None
 
 
 def why_not_fusible(model: Any, inputs: Mapping[str, Any]) -> str:

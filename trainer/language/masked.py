@@ -44,16 +44,11 @@ class MaskedLM(TokenTask):
         collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=self.mask_probability)
         mask = partial(hide_tokens, collator=collator)
         pieces = partial(Pieces, length=self.sequence_length, mask=mask)
-        train, evaluation = self.parts(self.tokenized, pieces)
-        for of_source in train.sets if self.is_mixed else [train]:
+        batch = partial(collate, padding=tokenizer.pad_token_id or 0)
+        data = self.data_of(self.tokenized, pieces, batch, augment=mask)
+        for of_source in data.train.sets if self.is_mixed else [data.train]:
             of_source.mask = None  # drawn anew in each epoch, by ``augment``
-        return Data(
-            train=train,
-            evaluation=evaluation,
-            collate=partial(collate, padding=tokenizer.pad_token_id or 0),
-            augment=mask,
-            version=train.version,
-        )
+        return data
 
     def encoder(self, rows: Iterator[Row]) -> Encoder:
         usual: list[Usual] = [("text", (self.text_column,)), IDS]
@@ -107,9 +102,8 @@ class Pieces:
 def hide_tokens(ids: Tensor, generator: Generator, *, collator: Any) -> dict[str, Tensor]:
     """Return input_ids with hidden tokens, labels, and an attention_mask of 1, each (tokens,).
 
-    The collator of transformers draws. Special tokens are not predicted.
+    The collator of transformers draws, and does not hide special tokens.
     """
     collator.generator = generator
-    special = torch.isin(ids, torch.tensor(collator.tokenizer.all_special_ids))
-    hidden, labels = collator.torch_mask_tokens(ids.clone(), special)
+    [hidden], [labels] = collator([ids]).values()
     return {"input_ids": hidden, "labels": labels, "attention_mask": torch.ones_like(ids)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -31,30 +31,43 @@ from .quantized import follow_autocast, placement_in_4_bits
 
 CAUSAL = "AutoModelForCausalLM"
 CLASSIFIER = "AutoModelForSequenceClassification"
+TRAINED = ".modules_to_save.default."  # in the names of a layer that is trained whole
 FILES_OF_A_MODEL = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 # Values of a small copy, at most. Short rows show what a window or a chunk of 8 tokens changes.
 SMALL = {"vocab_size": 1_024, "sliding_window": 8, "attention_chunk_size": 8}
 
 
-def stored_part(
-    folder: Path, names: Collection[str], left_out: Collection[str], model: Any
-) -> Pretrained:
-    """Return the tensors of a model that are in the files of a folder, and those that are new.
+def stored_parts(
+    folder: Path, names: Collection[str], in_files: Set[str], model: Any
+) -> list[Pretrained]:
+    """Return the tensors ``names`` of the files of a folder, by their names in a model.
 
-    New are the adapters that were added after the model was built. ``left_out`` are the other
-    tensors in the files, such as another task's head.
+    Adapters may have been added to the model. Beside a layer that is trained whole lies the layer
+    as it was. Both begin with the same values, those of the second part.
     """
+    own: dict[str, str] = {}
+    copies: dict[str, str] = {}
+    for name, _ in canonical_state(model):
+        if bare_name(name) in names:
+            (copies if TRAINED in name else own)[bare_name(name)] = name
+    return [
+        Pretrained(folder=folder, names=found, left_out=in_files - found.keys())
+        for found in filter(None, (own, copies))
+    ]
+
+
+def new_in(model: Any, parts: Collection[Pretrained]) -> list[str]:
+    """Return the names of the tensors of a model that no file holds."""
     tensors = dict(canonical_state(model))
-    in_model = {bare_name(name): name for name in tensors if bare_name(name) in names}
     # By identity, because a tensor may have several names in the model.
-    in_files = {tensors[name] for name in in_model.values()}
-    new = [name for name, tensor in tensors.items() if tensor not in in_files]
-    return Pretrained(folder=folder, names=in_model, new=new, left_out=left_out)
+    held = {tensors[name] for part in parts for name in part.names.values()}
+    return [name for name, tensor in tensors.items() if tensor not in held]
 
 
 def bare_name(name: str) -> str:
     """Return the name that a tensor had before adapters wrapped its layer."""
-    return re.sub(r"^base_model\.model\.|\.(base_layer|original_module)\b", "", name)
+    wrappers = r"^base_model\.model\.|\.(base_layer|original_module|modules_to_save\.default)\b"
+    return re.sub(wrappers, "", name)
 
 
 def build_on_meta(
@@ -67,7 +80,7 @@ def build_on_meta(
     changes: Mapping[str, Any] | None = None,
     vocabulary: int = 0,
     **options: Any,
-) -> tuple[Any, set[str], Callable[[Any], Pretrained] | None]:
+) -> tuple[Any, set[str], Callable[[Any], list[Pretrained]] | None]:
     """Build a pretrained model without its values, and find the files that hold them.
 
     Returned are the model, the names of the tensors that the files lack, and the files as a
@@ -113,12 +126,12 @@ def build_on_meta(
 
         missing = _new_tensors(name, model, info, auto_class, ignored)
         stored = _stored_in(folder, model, missing)
-        is_longer = model.get_input_embeddings().num_embeddings < vocabulary
-        is_converted = converts_files(model) or set(stored(model).new) - missing
-        if is_longer or (is_converted and not quantize):
-            rows = vocabulary if is_longer else 0
-            folder = _saved_again(folder, load, model, missing, cache_dir, rows)
-            if is_longer:
+        rows = model.get_input_embeddings().num_embeddings
+        longer = vocabulary if vocabulary > rows else 0
+        is_converted = converts_files(model) or {*new_in(model, stored(model))} - missing
+        if longer or (is_converted and not quantize):
+            folder = _saved_again(folder, load, model, missing, cache_dir, longer)
+            if longer:
                 model.resize_token_embeddings(vocabulary, mean_resizing=False)
             stored = _stored_in(folder, model, missing)
             load = partial(load, pretrained_model_name_or_path=str(folder), config=model.config)
@@ -140,7 +153,7 @@ def build_on_meta(
         raise setting_error("model", name, f"cannot be loaded: {first_line(error)}") from None
 
 
-def _stored_in(folder: Path, model: Any, missing: set[str]) -> Callable[[Any], Pretrained]:
+def _stored_in(folder: Path, model: Any, missing: set[str]) -> Callable[[Any], list[Pretrained]]:
     """Find a model's tensors in a folder. ConfigError if a tensor with two names has two values."""
     ranges, entries = of_model_folder(folder)
     own = dict(canonical_state(model)).keys()
@@ -154,7 +167,7 @@ def _stored_in(folder: Path, model: Any, missing: set[str]) -> Callable[[Any], P
                 f"its files hold different values for {pair}, which its config.json ties; set "
                 "tie_word_embeddings: false there",
             )
-    return partial(stored_part, folder, names, entries.keys() - own)
+    return partial(stored_parts, folder, names, entries.keys())
 
 
 def _rounds(model: Any, folder: Path) -> bool:
@@ -204,7 +217,7 @@ def _saved_again(
     model: Any,
     missing: set[str],
     cache_dir: str,
-    vocabulary: int = 0,
+    vocabulary: int,
 ) -> Path:
     """Return a folder with the tensors of a model in the form and under the names of the model.
 

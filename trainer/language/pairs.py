@@ -142,12 +142,12 @@ class PairEncoder(Encoder):
             pair = list(super().encode([(origin, row)]))
             if not pair:
                 continue
-            cut = [ids[:limit] for ids, _ in pair]
-            fits = self.columns.cuts or cut == [ids for ids, _ in pair]
-            begins = all(np.any(targets[1:limit]) for _, targets in pair)
-            if fits and begins and cut[0] != cut[1]:
+            fits = self.columns.cuts or all(len(ids) <= limit for ids, _ in pair)
+            cut = [(ids[:limit], targets[:limit]) for ids, targets in pair]
+            begins = all(np.any(targets[1:]) for _, targets in cut)
+            if fits and begins and cut[0][0] != cut[1][0]:
                 self.numbers.append(float(row.get("margin") or 0.0))
-                yield from pair
+                yield from cut
                 continue
             rule = (
                 f"sequence_length allows {limit} tokens: both answers must begin and differ within "
@@ -172,20 +172,19 @@ class Pair(NamedTuple):
 
 
 class Pairs:
-    """The pairs ``chosen`` of a corpus, each side cut off behind ``tokens`` tokens.
+    """The pairs ``chosen`` of a corpus.
 
     ``first`` is the number of the first pair among those of all data sets of a task.
     """
 
-    def __init__(self, corpus: PairCorpus, chosen: Int64Array, tokens: int, first: int) -> None:
+    def __init__(self, corpus: PairCorpus, chosen: Int64Array, first: int) -> None:
         self.corpus = corpus
         self.chosen = chosen
         self.first = first
-        ends = np.minimum(corpus.ends, corpus.starts + tokens)
         # (pairs, 2 sides, start and end)
-        self.spans = np.stack([corpus.starts, ends], -1).reshape(-1, 2, 2)[chosen]
+        self.spans = np.stack([corpus.starts, corpus.ends], -1).reshape(-1, 2, 2)[chosen]
         self.token_count = int(np.diff(self.spans).sum())
-        self.version = f"{corpus.version(chosen)}-{tokens}"
+        self.version = corpus.version(chosen)
 
     def __len__(self) -> int:
         return len(self.chosen)

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from inspect import unwrap
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -77,11 +77,10 @@ class PreferenceTask(DecoderTask):
         self.keep(sets=sets)
 
         def pairs(corpus: Any, chosen: Int64Array) -> Pairs:
-            sets.append(Pairs(corpus, chosen, self.most_tokens, sum(map(len, sets))))
+            sets.append(Pairs(corpus, chosen, sum(map(len, sets))))
             return sets[-1]
 
-        train, evaluation = self.parts(self.tokenized, pairs)
-        return Data(train=train, evaluation=evaluation, collate=self.collate, version=train.version)
+        return self.data_of(self.tokenized, pairs, self.collate)
 
     @abstractmethod
     def rows(self, sides: Sequence[Any]) -> dict[str, Tensor]:
@@ -89,10 +88,11 @@ class PreferenceTask(DecoderTask):
 
     def collate(self, pairs: Sequence[Pair]) -> dict[str, Tensor]:
         """Return a batch of pairs: the inputs, and number and margin of each pair."""
+        sides, numbers, margins = zip(*pairs, strict=True)
         return {
-            **self.rows([side for pair in pairs for side in pair.sides]),
-            "pair": torch.tensor([pair.number for pair in pairs]),
-            "pair_margin": torch.tensor([pair.margin for pair in pairs]),
+            **self.rows([*chain(*sides)]),
+            "pair": torch.tensor(numbers),
+            "pair_margin": torch.tensor(margins),
         }
 
     # -- training ---------------------------------------------------------------------------------

@@ -55,13 +55,12 @@ class RewardModel(PreferenceTask):
 
     def build_model(self) -> nn.Module:
         model = without_dropout(self.build_classifier(num_labels=1))
-        self.check_vocabulary(model)
         if self.activation_checkpointing:
             checkpoint_activations(model, self.activation_checkpointing)
         return self.adapted(model, "SEQ_CLS")  # type: ignore[no-any-return]
 
     def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        rewards = model(**inputs).logits.view(-1, 2).double()
+        output = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+        rewards = output.logits.view(-1, 2).double()
         losses = -logsigmoid(rewards[:, 0] - rewards[:, 1] - batch["pair_margin"])
         return losses, rewards

@@ -25,7 +25,7 @@ from .columns import Columns
 from .problems import first_line, setting_error
 from .sources import Row, Source
 
-FORMAT = 7  # raised when the same rows become other files
+FORMAT = 8  # raised when the same rows become other files
 TARGET = np.uint32(1 << 31)  # the bit of a token that is a target. No vocabulary is that large
 ROWS = 512  # rows that are encoded at once, by the threads of the tokenizer
 

@@ -69,6 +69,7 @@ def why_not(model: Any, parts: int) -> str:
 
 def _compare(model: Any, parts: int) -> None:
     """Compute the documents alone, and in the parts of a row. Raise if the outputs are others."""
+    # Parts end within documents.
     sizes = _SIZES * (math.lcm(sum(_SIZES), parts) // sum(_SIZES))
     positions = torch.cat([*map(torch.arange, sizes)])[None]
     ids = torch.arange(sum(sizes))[None] % model.get_input_embeddings().num_embeddings

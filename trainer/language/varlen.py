@@ -151,11 +151,11 @@ def attend(
     if query.is_cuda and dtype != torch.float32:
         from torch.nn.attention.varlen import varlen_attn
 
-        documents = [cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q]
-        attend_in_row: Any = partial(varlen_attn, scale=scaling, enable_gqa=True)
+        row: list[Any] = [each[0].transpose(0, 1).contiguous() for each in heads]
+        row += [cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q]
         window = ((sliding_window or 0) - 1, 0)  # -1: none
-        tokens = [each[0].transpose(0, 1).contiguous() for each in heads]
-        found = attend_in_row(*tokens, *documents, window_size=window).transpose(0, 1)[None]
+        tokens: Any = varlen_attn(*row, scale=scaling, window_size=window, enable_gqa=True)
+        found = tokens.transpose(0, 1)[None]
     else:
         sizes = cu_seq_lens_q.diff().tolist()
         alone = partial(_alone, window=sliding_window, scale=scaling)
@@ -176,7 +176,7 @@ def _alone(
     )
 
 
-def set_attention(model: Any, processes: Whole, name: str = NAME) -> str:
+def set_attention(model: Any, processes: Whole, name: str = NAME) -> None:
     """Let a model compute attention by ``attend``, under a name for transformers.
 
     Without a function for masks of the same name, transformers makes no masks, and does not wait
@@ -188,7 +188,6 @@ def set_attention(model: Any, processes: Whole, name: str = NAME) -> str:
     model.set_attn_implementation(name)
     if attention_of(model) != name:
         raise ValueError("its attention cannot be replaced")
-    return name
 
 
 def attend_by(model: Any, processes: Whole) -> None:
@@ -197,16 +196,12 @@ def attend_by(model: Any, processes: Whole) -> None:
     Such calls are those of ``generate``, which have a cache, and masks of padding.
     """
     before = attention_of(model)
-    name = set_attention(model, processes)
+    set_attention(model, processes)
 
-    def enter(inner: Any, arguments: Any, named: Mapping[str, Any]) -> None:
-        if named.get("cu_seq_lens_q") is None:
-            inner.set_attn_implementation(before)
-
-    def leave(inner: Any, *call: Any) -> None:
-        if attention_of(inner) != name:
-            inner.set_attn_implementation(name)
+    def choose(inner: Any, arguments: Any, named: Mapping[str, Any]) -> None:
+        wanted = before if named.get("cu_seq_lens_q") is None else NAME
+        if attention_of(inner) != wanted:
+            inner.set_attn_implementation(wanted)
 
     # An adapter calls the ``forward`` of the whole model, and no hooks of the whole model.
-    model.base_model.register_forward_pre_hook(enter, with_kwargs=True)
-    model.base_model.register_forward_hook(leave, always_call=True)
+    model.base_model.register_forward_pre_hook(choose, with_kwargs=True)

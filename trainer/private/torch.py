@@ -10,7 +10,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed._functional_collectives import (
+    AsyncCollectiveTensor,
+    all_to_all_single_autograd,
+)
 from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout, _world
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
@@ -33,6 +36,10 @@ leaves_of = tree_leaves
 
 # The values of nested lists and mappings with the form, and the way back.
 flattened, unflattened = tree_flatten, tree_unflatten
+
+# The parts of a tensor exchanged between the processes of a group, with gradients. The public
+# function of torch.distributed.nn is deprecated.
+exchanged = all_to_all_single_autograd
 
 # The base class of all kinds of dropout. torch has no public class.
 DropoutBase = _DropoutNd
