@@ -93,10 +93,10 @@ def split_loss(
             f"counts {names or 'no parts'}"
         )
 
-    numbers = {
-        name: (part if weights[name] else part.nan_to_num()).reshape(())
-        for name, part in parts.items()
-    }
+    numbers = {}
+    for name, part in parts.items():
+        known = part if weights[name] else part.nan_to_num()
+        numbers[name] = known.reshape(()) if known.ndim else known  # 3 us
     return numbers, values
 
 
