@@ -141,6 +141,7 @@ class TrainData(ABC):
     Args:
         dataset: the data set.
         layout: of the global batches.
+        order: an ``OwnOrder``, of a data set without an order of its own.
         seed: of the order, of augmentations, and of loading processes.
         collate: makes a batch of a list of items. By default torch's ``default_collate``.
         augment: changes an item by the randomness of its (seed, epoch, sample).
@@ -162,6 +163,7 @@ class TrainData(ABC):
         self,
         dataset: Any,
         layout: Layout,
+        order: Any,
         *,
         seed: int,
         collate: Callable[[Sequence[Any]], Any] | None = None,
@@ -173,6 +175,8 @@ class TrainData(ABC):
     ) -> None:
         self.items = Items(dataset, seed=seed, augment=augment)
         self.layout = layout
+        self.order = getattr(dataset, "own_order", None) or order
+        self.order.lay_out(layout, workers)
         self.seed = seed
         self.collate = collate or default_collate
         self.weight_of = weight_of
@@ -272,7 +276,8 @@ class TrainData(ABC):
 
     def notices(self, steps: int) -> list[str]:
         """Return lines for the banner of a run of so many steps."""
-        return []
+        samples = steps * self.layout.global_batch_size
+        return self.order.notices(samples)  # type: ignore[no-any-return]
 
     def logged(self, position: int) -> dict[str, float]:
         """Return values for the log about the samples since the last call."""

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from ..text import listed
 from .augment import Items, copied
 from .digest import digest
-from .now import Now, at
+from .now import at
 from .rng import temporarily_seeded
 from .worker_signals import ignore_signals
 
@@ -82,9 +82,8 @@ class SampledSet:
 
     def _checksums(self, draw: int, index: int) -> dict[str, str]:
         items = self.items
-        first = Now(step=1, epoch=0.0, samples=0, total_steps=items.total_steps, seed=items.seed)
         name = f"sample {index} of {self.name}"
-        with temporarily_seeded(draw, index), at(first):
+        with temporarily_seeded(draw, index), at(items.moment(1, 0.0, 0)):
             [sample] = items.read([index])
             checksums = {CONTENT + name: f"{digest(sample):08x}"}
             # A collate may leave out the sample, and fail without any. It may change in place an
