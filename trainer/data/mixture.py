@@ -91,7 +91,7 @@ class Mixed(OwnOrder):
             )
         sizes = [*map(len, self.sets)]
         self.sizes: Indices = np.array(sizes)
-        self.begins: Indices = np.cumsum(sizes) - sizes
+        self.begins: Indices = np.cumsum(self.sizes) - self.sizes
         self.rows = ConcatDataset[Any](self.sets)
         self.facts = [[*facts] for facts in zip(sources, sizes, passes, strict=True)]
         self.text = f"{self.facts} {self.weights}"
