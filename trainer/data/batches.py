@@ -130,9 +130,14 @@ def parts_of_rank(taken: range, layout: Layout) -> Iterator[range]:
     for start in range(0, len(taken), per_micro_batch):
         of_all_ranks = taken[start : start + per_micro_batch]
         width = per_micro_batch if layout.whole_micro_batches else len(of_all_ranks)
-        begin = width * layout.rank // layout.world_size
-        end = width * (layout.rank + 1) // layout.world_size
-        yield of_all_ranks[begin:end]
+        yield share_of_rank(of_all_ranks, width, layout)
+
+
+def share_of_rank(places: Any, width: int, layout: Layout) -> Any:
+    """Return the part of this rank in places that are cut as evenly as ``width`` places."""
+    begin = width * layout.rank // layout.world_size
+    end = width * (layout.rank + 1) // layout.world_size
+    return places[begin:end]
 
 
 class TrainData(ABC):
