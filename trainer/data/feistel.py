@@ -35,11 +35,8 @@ class FeistelOrder:
 
     def __getitem__(self, places: Indices, /) -> Indices:
         indices = self._rounds(places.astype(np.uint64))
-
-        outside = indices >= self.size
-        while outside.any():
+        while (outside := indices >= self.size).any():
             indices[outside] = self._rounds(indices[outside])
-            outside = indices >= self.size
         return indices.astype(np.int64)
 
     def _rounds(self, numbers: _Words) -> _Words:

@@ -19,7 +19,7 @@ from torch import Tensor
 from .seeds import seed_of
 
 
-def read() -> dict[str, Tensor]:
+def read(*, with_gpu: bool = True) -> dict[str, Tensor]:
     """Return the state of each generator, in a form that does not depend on the platform."""
     _, words, normal = random.getstate()
     if normal is None:
@@ -35,7 +35,7 @@ def read() -> dict[str, Tensor]:
         "numpy.normal": torch.tensor([cached], dtype=torch.float64),
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_available():
+    if with_gpu and torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
     return states
 
@@ -66,13 +66,9 @@ def seed_global_generators(*entropy: int) -> None:
 @contextmanager
 def temporarily_seeded(*entropy: int) -> Iterator[None]:
     """Seed the global CPU generators for a block of code, and restore their states afterwards."""
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
-    torch_state = torch.get_rng_state()
+    states = read(with_gpu=False)  # a loading process has no GPU
     seed_global_generators(*entropy)
     try:
         yield
     finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)
+        write(states)
