@@ -360,10 +360,10 @@ def size_of(dataset: Any, name: str) -> int | None:
         )
 
     has_index = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    if isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not has_index):
+    if isinstance(dataset, IterableDataset) or not has_index:
+        if not hasattr(dataset, "__iter__"):
+            raise DataError(f"{name} is a {type(dataset).__name__}, without length and indexing")
         return None
-    if not has_index:
-        raise DataError(f"{name} is a {type(dataset).__name__}, without length and indexing")
     if len(dataset) == 0:
         raise DataError(f"{name} is empty")
     return len(dataset)

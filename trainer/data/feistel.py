@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from math import isqrt
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-Indices = np.ndarray[Any, np.dtype[np.int64]]
-_Words = np.ndarray[Any, np.dtype[np.uint64]]
+Indices = NDArray[np.int64]
+_Words = NDArray[np.uint64]
 
 
 class FeistelOrder:

@@ -9,6 +9,7 @@ rank reads its lanes. A checkpoint holds a cursor of each lane.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import chain, count, islice
 from typing import Any
 
@@ -66,7 +67,7 @@ class LaneStream:
 
         The first has also the first two samples of the batch, which ranks compare.
         """
-        lanes: dict[int, Iterator[tuple[int, Cursor, Any]]] = {}
+        lanes = cache(lambda lane: self._lane(seed, *self._cursors.get(lane, (lane, 0, 0, 0))))
         if not offset:  # the same stream was read before
             self._cursors = {}
         wanted = {*range(offset, offset + min(2, layout.global_batch_size))}
@@ -76,9 +77,7 @@ class LaneStream:
             batch: list[Any] = [None] * len(taken)
             for place in sorted(wanted):
                 number, lane = divmod(place, self.own_order.lanes)
-                if lane not in lanes:
-                    lanes[lane] = self._lane(seed, *self._cursors.get(lane, (lane, 0, 0, 0)))
-                found = next(sample for sample in lanes[lane] if sample[0] == number)
+                found = next(sample for sample in lanes(lane) if sample[0] == number)
                 _, self._cursors[lane], batch[place - begin] = found
             yield batch
             wanted.clear()

@@ -52,7 +52,7 @@ class InLanes(OwnOrder):
         self.layout = layout
         self.readers = max(1, workers)
         batch = layout.global_batch_size
-        most = min(batch, MOST_LANES, self.shards)
+        most = min(MOST_LANES, self.shards)
         self.plan(max(count for count in range(1, most + 1) if batch % count == 0))
 
     def parts(self, taken: range, layout: Layout) -> Sequence[Sequence[int]]:
@@ -92,7 +92,7 @@ class InLanes(OwnOrder):
         Raises:
             CheckpointError: there are other files than before.
         """
-        changed = sorted({name for name, _ in self.files.items() ^ state["files"].items()})
+        changed = sorted(dict(self.files.items() ^ state["files"].items()))
         if changed:
             raise CheckpointError(
                 f"the files of the training data changed: {listed(changed)}; restore them, or "

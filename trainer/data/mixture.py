@@ -20,7 +20,6 @@ import numpy as np
 from torch.utils.data import ConcatDataset
 
 from ..errors import CheckpointError, DataError
-from ..text import listed
 from .batches import size_of
 from .feistel import FeistelOrder
 from .order import ENDLESS, Indices, Order, OwnOrder
@@ -70,16 +69,13 @@ class Mixed(OwnOrder):
     version = ""
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
-        unfit = [
-            name
-            for name, source in sources.items()
-            if size_of(source.data, f"mixed: {name}") is None or hasattr(source.data, "own_order")
-        ]
-        if unfit or not sources:
-            raise DataError(
-                f"mixed: {listed(unfit) or 'nothing'} cannot be mixed; give map-style data sets "
-                "(len and indexing, no blocks)"
-            )
+        for name, source in sources.items():
+            size = size_of(source.data, f"mixed: {name}")
+            if size is None or hasattr(source.data, "own_order"):
+                raise DataError(
+                    f"mixed: {name} cannot be mixed; give map-style data sets (len and indexing, "
+                    "no blocks)"
+                )
         self.own_order = self
         self.names = [*sources]
         self.sets, weights, passes = zip(*sources.values(), strict=True)
@@ -104,7 +100,7 @@ class Mixed(OwnOrder):
         return len(self.rows)
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self.__getitem__, range(len(self)))
+        return iter(self.rows)
 
     def __getitem__(self, index: int) -> Any:
         return self.rows[index % len(self)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -110,7 +111,7 @@ class Sampled:
     def __init__(self, sets: Sequence[SampledSet], gather: Callable[[Any], list[Any]]) -> None:
         read = [fact for sampled_set in sets for fact in sampled_set.read()]
         changed = {_kind(name) for name, _, is_random in read if is_random}
-        random = set[str]().union(*gather(changed))
+        random = {*chain(*gather(changed))}
         self._first = {name: first for name, first, _ in read}
         self.facts = {name: text for name, text in self._first.items() if _kind(name) not in random}
 
