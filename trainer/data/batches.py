@@ -224,13 +224,13 @@ class TrainData(ABC):
             examples: in the batch. Without examples the batch is ignored.
             candidates: items to choose the padding item from, if none was chosen yet.
         """
-        micro = MicroBatch(batch, self.weigh(batch, examples) if examples else {})
-        if micro.weight == 0:
+        weights = self.weigh(batch, examples) if examples else {}
+        if not any(weights.values()):
             self.choose_padding_item(candidates)
             count = min(2, self.layout.micro_batch_size)  # BatchNorm needs two values
             batch = self.collate([copied(self._padding_item) for _ in range(count)])
-            micro = MicroBatch(batch, dict.fromkeys(self.weigh(batch, count), 0.0))
-        return micro
+            weights = dict.fromkeys(self.weigh(batch, count), 0.0)
+        return MicroBatch(batch, weights)
 
     def choose_padding_item(self, candidates: Iterable[Any]) -> None:
         """Keep the first item that has weight for padding batches, unless an item is kept already.
@@ -250,7 +250,7 @@ class TrainData(ABC):
     def weigh(self, batch: Any, samples: int) -> dict[str, float]:
         """Return the weights of a batch that was collated of so many samples."""
         if self.weight_of is None:
-            return {"": samples if self.weight_is_planned else examples_in(batch, samples)}
+            return {"": examples_in(batch, samples)}
 
         weights = by_part(self.weight_of(batch))
         self._parts = self._parts or weights.keys()
