@@ -48,7 +48,7 @@ checks/parameters: if changed: => if False:
 checks/edited: if before is not None and local(before) => if False and local(before) @ unit/checks/test_parameters.py
 checks/parameters: if hasattr(parameter, "placements") and => if False and
 checks/same_data: check_same_beginning(window.digest, => bool(
-checks/same_data: if difference: => if False: @ DIFFERENCE
+data/alike: if difference: => if False: @ DIFFERENCE
 checks/same_model: kind = "trainable " * tensor.requires_grad + => kind = @ DIFFERENCE
 checks/same_model: if _is_whole(tensor) and tensor not in => if tensor not in
 checks/same_model: and tensor not in stored => and True

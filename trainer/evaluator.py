@@ -209,14 +209,8 @@ class Evaluator:
     def _moment_of(self, evaluation_set: MeasuredSet) -> Now:
         """Return the moment that ``trainer.now()`` tells while a set is measured."""
         data, samples = self.train_data, self.position.samples
-        return Now(
-            step=self.position.step,
-            epoch=data.epochs_at(samples),
-            samples=samples,
-            total_steps=data.items.total_steps,
-            evaluation_set=evaluation_set.name,
-            seed=data.seed,
-        )
+        epoch = data.epochs_at(samples)
+        return data.items.moment(self.position.step, epoch, samples, evaluation_set.name)
 
     def _is_ended_by_signal(self) -> bool:
         """Return whether a signal has come during the evaluation."""

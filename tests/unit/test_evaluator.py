@@ -305,7 +305,7 @@ def test_modes_streams_and_loaders_are_afterwards_as_before(
     assert [module.training for module in run.model.modules()] == modes
     assert run.data.evaluation["stream"].read == 0
     assert run.last_evaluation == {}
-    kept = [measured.batches._loader for measured in run.evaluation_sets.values()]
+    kept = [vars(of.batches).get("_loader") for of in run.evaluation_sets.values()]
     assert kept == [None] * 3, "no loading process stays"
 
 

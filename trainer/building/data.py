@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from accelerate.utils import set_seed
 
-from ..data.augment import Items
 from ..data.batches import Layout, TrainData, size_of
 from ..data.indexed import IndexedData
 from ..data.samples import Sampled, SampledSet
@@ -87,7 +86,7 @@ def build_data(
     set_seed(config.seed, deterministic=config.deterministic)
     data = returned(task.build_data(), Data, task, "build_data")
 
-    kind: type[TrainData] = IndexedData
+    kind: Callable[..., TrainData] = IndexedData
     if size_of(data.train, "Data.train") is None:
         from ..data.stream import StreamData
 
@@ -113,31 +112,10 @@ def _sampled(
     setup: Setup, data: Data, train: TrainData, measured: Iterable[MeasuredSet], *, saves: bool
 ) -> Sampled:
     """Read some samples of each data set, which ranks compare, and checkpoints keep."""
-    is_alone = not setup.agreement.distributed
-    if is_alone and not saves:
-        return Sampled([], setup.agreement.gather)
-
-    workers = train.workers > 0
-    sets = [
-        SampledSet(
-            name="Data.train",
-            size=train.size,
-            items=train.items,
-            collate=train.collate,
-            version=data.version,
-            workers=workers,
-        )
-    ]
-    for evaluation_set in measured:
-        batches = evaluation_set.batches
-        if batches.dataset is not data.train and not is_alone:
-            sets.append(
-                SampledSet(
-                    name=batches.name,
-                    size=batches.size,
-                    items=Items(batches.dataset, seed=train.seed, augment=None),
-                    collate=batches.collate,
-                    workers=workers,
-                )
-            )
+    sets = []
+    if setup.agreement.distributed or saves:
+        sets.append(SampledSet("Data.train", train, data.version))
+    if setup.agreement.distributed:
+        batches = [of_set.batches for of_set in measured]
+        sets += [SampledSet(b.name, b) for b in batches if b.dataset is not data.train]
     return Sampled(sets, setup.agreement.gather)

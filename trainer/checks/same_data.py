@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from ..data.alike import SAME_DATA, check_same_beginning
+from ..data.alike import check_same_beginning, check_same_data
 from ..data.batches import Window
-from ..distributed.same import same_on_all_ranks
-from ..errors import DataError
 from ..hooks import Callback
 from ..run import Read, Run
 
@@ -17,9 +15,7 @@ class SameData(Callback):
 
     def on_data(self, run: Read) -> None:
         """Raise ``DataError`` if a rank has another data set. Collective."""
-        difference = same_on_all_ranks(run.sets.sampled.facts, run.agreement.gather)
-        if difference:
-            raise DataError(f"{difference}: {SAME_DATA}")
+        check_same_data(run.sets.sampled.facts, run.agreement.gather)
 
     def on_window(self, run: Run, window: Window) -> None:
         """Raise ``DataError`` if a rank has read another stream. Collective, once."""

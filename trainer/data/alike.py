@@ -6,7 +6,7 @@ first two.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..distributed.same import same_on_all_ranks
@@ -19,6 +19,13 @@ SAME_DATA = (
 )
 
 
+def check_same_data(facts: Mapping[str, str], gather: Callable[[Any], list[Any]]) -> None:
+    """Raise ``DataError`` if facts of the data differ between ranks. Collective."""
+    difference = same_on_all_ranks(facts, gather)
+    if difference:
+        raise DataError(f"{difference}: {SAME_DATA}")
+
+
 def check_same_beginning(digest: int, name: str, gather: Callable[[Any], list[Any]]) -> None:
     """Raise ``DataError`` if the first samples of a stream differ between ranks. Collective.
 
@@ -26,8 +33,5 @@ def check_same_beginning(digest: int, name: str, gather: Callable[[Any], list[An
         digest: of this rank's first samples.
         name: of the stream, for the message.
     """
-    difference = same_on_all_ranks(
-        {f"the beginning of {name}, of which every rank reads the whole,": f"{digest:08x}"}, gather
-    )
-    if difference:
-        raise DataError(f"{difference}: {SAME_DATA}")
+    fact = f"the beginning of {name}, of which every rank reads the whole,"
+    check_same_data({fact: f"{digest:08x}"}, gather)

@@ -37,6 +37,12 @@ class Items:
     augment: Augment | None
     total_steps: int = 1
 
+    def moment(
+        self, step: int, epoch: float, samples: int, evaluation_set: str | None = None
+    ) -> Now:
+        """Return the moment of a step of the run."""
+        return Now(step, epoch, samples, self.total_steps, evaluation_set, self.seed)
+
     def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
         moment = keys[0][2] if keys else None  # a loading process without a part of the batch
         if moment is not None:

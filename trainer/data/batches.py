@@ -130,9 +130,14 @@ def parts_of_rank(taken: range, layout: Layout) -> Iterator[range]:
     for start in range(0, len(taken), per_micro_batch):
         of_all_ranks = taken[start : start + per_micro_batch]
         width = per_micro_batch if layout.whole_micro_batches else len(of_all_ranks)
-        begin = width * layout.rank // layout.world_size
-        end = width * (layout.rank + 1) // layout.world_size
-        yield of_all_ranks[begin:end]
+        yield share_of_rank(of_all_ranks, width, layout)
+
+
+def share_of_rank(places: Any, width: int, layout: Layout) -> Any:
+    """Return the part of this rank in places that are cut as evenly as ``width`` places."""
+    begin = width * layout.rank // layout.world_size
+    end = width * (layout.rank + 1) // layout.world_size
+    return places[begin:end]
 
 
 class TrainData(ABC):
@@ -141,6 +146,7 @@ class TrainData(ABC):
     Args:
         dataset: the data set.
         layout: of the global batches.
+        order: an ``OwnOrder``, of a data set without an order of its own.
         seed: of the order, of augmentations, and of loading processes.
         collate: makes a batch of a list of items. By default torch's ``default_collate``.
         augment: changes an item by the randomness of its (seed, epoch, sample).
@@ -162,6 +168,7 @@ class TrainData(ABC):
         self,
         dataset: Any,
         layout: Layout,
+        order: Any,
         *,
         seed: int,
         collate: Callable[[Sequence[Any]], Any] | None = None,
@@ -173,6 +180,8 @@ class TrainData(ABC):
     ) -> None:
         self.items = Items(dataset, seed=seed, augment=augment)
         self.layout = layout
+        self.order = getattr(dataset, "own_order", None) or order
+        self.order.lay_out(layout, workers)
         self.seed = seed
         self.collate = collate or default_collate
         self.weight_of = weight_of
@@ -215,13 +224,13 @@ class TrainData(ABC):
             examples: in the batch. Without examples the batch is ignored.
             candidates: items to choose the padding item from, if none was chosen yet.
         """
-        micro = MicroBatch(batch, self.weigh(batch, examples) if examples else {})
-        if micro.weight == 0:
+        weights = self.weigh(batch, examples) if examples else {}
+        if not any(weights.values()):
             self.choose_padding_item(candidates)
             count = min(2, self.layout.micro_batch_size)  # BatchNorm needs two values
             batch = self.collate([copied(self._padding_item) for _ in range(count)])
-            micro = MicroBatch(batch, dict.fromkeys(self.weigh(batch, count), 0.0))
-        return micro
+            weights = dict.fromkeys(self.weigh(batch, count), 0.0)
+        return MicroBatch(batch, weights)
 
     def choose_padding_item(self, candidates: Iterable[Any]) -> None:
         """Keep the first item that has weight for padding batches, unless an item is kept already.
@@ -241,7 +250,7 @@ class TrainData(ABC):
     def weigh(self, batch: Any, samples: int) -> dict[str, float]:
         """Return the weights of a batch that was collated of so many samples."""
         if self.weight_of is None:
-            return {"": samples if self.weight_is_planned else examples_in(batch, samples)}
+            return {"": examples_in(batch, samples)}
 
         weights = by_part(self.weight_of(batch))
         self._parts = self._parts or weights.keys()
@@ -272,7 +281,8 @@ class TrainData(ABC):
 
     def notices(self, steps: int) -> list[str]:
         """Return lines for the banner of a run of so many steps."""
-        return []
+        samples = steps * self.layout.global_batch_size
+        return self.order.notices(samples)  # type: ignore[no-any-return]
 
     def logged(self, position: int) -> dict[str, float]:
         """Return values for the log about the samples since the last call."""
@@ -350,10 +360,10 @@ def size_of(dataset: Any, name: str) -> int | None:
         )
 
     has_index = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    if isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not has_index):
+    if isinstance(dataset, IterableDataset) or not has_index:
+        if not hasattr(dataset, "__iter__"):
+            raise DataError(f"{name} is a {type(dataset).__name__}, without length and indexing")
         return None
-    if not has_index:
-        raise DataError(f"{name} is a {type(dataset).__name__}, without length and indexing")
     if len(dataset) == 0:
         raise DataError(f"{name} is empty")
     return len(dataset)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
@@ -23,7 +23,6 @@ import psutil
 
 from ..errors import DataError
 from ..text import listed, size
-from .batches import Layout
 from .cache import prepare_once
 from .lane_stream import LaneStream, Shards
 from .lanes import InLanes, LaneEpoch
@@ -87,8 +86,7 @@ def blocks(
         (folder / "index.json").write_text(json.dumps(index))
 
     folder = prepare_once(cache_dir, [FORMAT, "blocks", [*files.items()], lines], write_index)
-    index = [Block(*block) for block in json.loads((folder / "index.json").read_text())]
-    return Blocks([block for block in index if block.rows], files)
+    return Blocks([Block(*b) for b in json.loads((folder / "index.json").read_text())], files)
 
 
 @contextmanager
@@ -97,13 +95,9 @@ def _readable(url: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # each store raises its own
-        raise _unreadable(url, error) from None
-
-
-def _unreadable(url: str, error: Exception) -> DataError:
-    line = getattr(error, "doc", "")[:60]  # which is no JSON
-    reason = " ".join(f"{error} {line}".split())
-    return DataError(f"blocks: {url}: cannot be read: {reason}")
+        line = getattr(error, "doc", "")[:60]  # which is no JSON
+        reason = " ".join(f"{error} {line}".split())
+        raise DataError(f"blocks: {url}: cannot be read: {reason}") from None
 
 
 def _blocks_of(url: str, lines: int) -> Iterator[Block]:
@@ -115,26 +109,13 @@ def _blocks_of(url: str, lines: int) -> Iterator[Block]:
             metadata = ParquetFile(file).metadata
             for number in range(metadata.num_row_groups):
                 group = metadata.row_group(number)
-                yield Block(url, number, None, group.num_rows, group.total_byte_size)
+                if group.num_rows:
+                    yield Block(url, number, None, group.num_rows, group.total_byte_size)
             return
         end = 0
         while read := [*islice(file, lines)]:
             begin, end = end, end + sum(map(len, read))
             yield Block(url, begin, end, len(read), end - begin)
-
-
-class _Lines(list[bytes]):
-    """The lines of a block of JSONL."""
-
-    def row(self, place: int) -> Any:
-        return json.loads(self[place])
-
-
-class _Columns(dict[str, Any]):
-    """The columns of a block of Parquet. A row of pyarrow's table takes four times as long."""
-
-    def row(self, place: int) -> Any:
-        return {name: column[place].as_py() for name, column in self.items()}
 
 
 class Blocks(InLanes):
@@ -155,53 +136,55 @@ class Blocks(InLanes):
         return self.places
 
     def __getitem__(self, row: int) -> Any:
-        if row >= len(self):
-            raise IndexError(row)
         number = bisect_right(self.ends, row)
+        # IndexError behind the last row, which ends an iteration.
         place = row - self.ends[number] + self.index[number].rows
-        try:  # a context would take as long as the row
-            return self._block(number).row(place)
-        except Exception as error:
-            raise _unreadable(self.index[number].url, error) from None
+        with _readable(self.index[number].url):
+            return self._block(number)(place)
 
     def pieces(self, shard: int, piece: int) -> Iterator[list[Any]]:
         """Yield the rows of a block, all at once."""
         with _readable(self.index[shard].url):
-            rows = self._load(shard)
-            yield [rows.row(place) for place in range(self.index[shard].rows)]
+            yield [*map(self._load(shard), range(self.index[shard].rows))]
 
-    def _load(self, number: int) -> Any:
-        """Return the lines or the table of a block."""
+    def _load(self, number: int) -> Callable[[int], Any]:
+        """Read a block, and return the function from places to rows."""
         block = self.index[number]
         system, path = fsspec.core.url_to_fs(block.url)
-        rows: Any
         if block.end is None:
             from pyarrow.parquet import ParquetFile
 
             with system.open(path, "rb", cache_type="none") as file:
                 table = ParquetFile(file).read_row_group(block.begin).combine_chunks()
-            rows = _Columns(zip(table.column_names, table.columns, strict=True))
             count = table.num_rows
+            columns = [*zip(table.column_names, table.columns, strict=True)]
+
+            def row(place: int) -> Any:  # a row of the table would take four times as long
+                return {name: column[place].as_py() for name, column in columns}
         else:
-            rows = _Lines(system.cat_file(path, block.begin, block.end).splitlines())
-            count = len(rows)
+            lines = system.cat_file(path, block.begin, block.end).splitlines()
+            count = len(lines)
+
+            def row(place: int) -> Any:
+                return json.loads(lines[place])
+
         if count != block.rows:
             raise ValueError(f"a block has {count} rows, and had {block.rows} before")
-        return rows
+        return row
 
     # -- as OwnOrder ------------------------------------------------------------------------------
 
     def of_epoch(self, seed: int, epoch: int) -> Order:
         return LaneEpoch(self.sizes, seed, epoch, self.lanes)
 
-    def plan(self, lanes: int, layout: Layout) -> None:
+    def plan(self, lanes: int) -> None:
         """Keep the blocks of this rank's lanes in memory.
 
         Raises:
             DataError: they would take too much of the free memory.
         """
-        super().plan(lanes, layout)
-        of_process = HELD * -(-lanes // (layout.world_size * self.readers)) + 1
+        super().plan(lanes)
+        of_process = HELD * -(-lanes // (self.layout.world_size * self.readers)) + 1
         self._block = lru_cache(of_process)(self._load)
         kept = min(self.shards, of_process) * self.readers
         held = kept * max(block.bytes for block in self.index)

@@ -38,18 +38,16 @@ def digest(item: Any) -> int:
     if isinstance(item, bytes):
         return zlib.crc32(item)
 
-    parts: Any = ()
     if dataclasses.is_dataclass(item):
-        parts = [(field.name, getattr(item, field.name)) for field in dataclasses.fields(item)]
-    elif hasattr(item, "keys"):  # any mapping, registered or not
-        parts = [(key, item[key]) for key in item.keys()]  # noqa: SIM118
-    elif isinstance(item, list | tuple | set | frozenset):
-        parts = item
-    digests = [*map(digest, parts)]
-    if isinstance(item, set | frozenset):
-        digests.sort()  # the order of a set of texts differs between processes
-    text = repr(item if isinstance(item, str | int | float | complex) else digests)
-    return zlib.crc32(text.encode(errors="backslashreplace"))  # also of invalid Unicode
+        item = [(field.name, getattr(item, field.name)) for field in dataclasses.fields(item)]
+    if hasattr(item, "keys"):  # any mapping, registered or not
+        item = [(key, item[key]) for key in item.keys()]  # noqa: SIM118
+    is_set = isinstance(item, set | frozenset)
+    if not isinstance(item, str | int | float | complex):
+        item = [*map(digest, item if is_set or isinstance(item, list | tuple) else ())]
+    if is_set:
+        item.sort()  # the order of a set of texts differs between processes
+    return zlib.crc32(repr(item).encode(errors="backslashreplace"))  # also of invalid Unicode
 
 
 @torch.no_grad()
@@ -59,8 +57,6 @@ def bytes_of(tensor: Tensor) -> Any:
         tensor = tensor.coalesce()
     if tensor.is_nested or tensor.layout != torch.strided:
         tensor = tensor.values()
-    if tensor.numel() == 0:
-        return b"''"  # checkpoints hold the checksum of this text
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
 

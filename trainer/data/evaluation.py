@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 from torch.utils.data import DataLoader, default_collate, get_worker_info
@@ -51,11 +51,25 @@ class EvaluationBatches:
     pin_memory: bool = False
     gather: Callable[[int], list[int]] = lambda number: [number]
     name: str = "Data.evaluation"
-    _loader: DataLoader[Any] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.size = size_of(self.dataset, self.name)
         self.layout = replace(self.layout, micro_batch_size=self.batch_size, accumulation_steps=1)
+        self.items = _OfRank(self.dataset, seed=0, augment=None, layout=self.layout)
+
+    @cached_property
+    def _loader(self) -> DataLoader[Any]:
+        items: Any = self.items
+        return DataLoader(
+            items,
+            batch_sampler=items,
+            collate_fn=self.collate,
+            num_workers=self.workers,
+            persistent_workers=self.workers > 0,
+            pin_memory=self.pin_memory,
+            generator=generator_of(0, self.layout.rank),
+            worker_init_fn=ignore_signals,
+        )
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         """Yield the batches of this rank. Collective for a stream: call on every rank."""
@@ -63,21 +77,7 @@ class EvaluationBatches:
             yield from self._of_stream()
             return
 
-        size = len(self.dataset)
-        if self._loader is None or not self.workers:
-            items: Any = _SeededItems(self.dataset, seed=0, augment=None, rank=self.layout.rank)
-            self._loader = DataLoader(
-                items,
-                batch_sampler=_BatchKeys(size, self.layout),
-                collate_fn=self.collate,
-                num_workers=self.workers,
-                persistent_workers=self.workers > 0,
-                pin_memory=self.pin_memory,
-                generator=generator_of(0, self.layout.rank),
-                worker_init_fn=ignore_signals,
-            )
-        parts = parts_of_rank(range(size), self.layout)
-        for part, batch in zip(parts, self._loader, strict=True):
+        for part, batch in zip(self.items.parts(), self._loader, strict=True):
             yield batch, examples_in(batch, len(part))
 
     def _of_stream(self) -> Iterator[tuple[Any, int]]:
@@ -114,33 +114,32 @@ class EvaluationBatches:
 
     def close(self) -> None:
         """End the loading processes."""
-        self._loader = None
+        vars(self).pop("_loader", None)
 
 
 def _collate_copies(collate: Callable[[Any], Any], items: Sequence[Any]) -> Any:
     return collate([copied(item) for item in items])
 
 
-@dataclass(eq=False)
-class _BatchKeys:
-    """The keys ``(number of the batch, index, now)`` of this rank's batches, for a DataLoader."""
+@dataclass(eq=False, kw_only=True)
+class _OfRank(Items):
+    """Items of a rank. Iterate them for the keys of its batches: batch number, index, moment.
 
-    size: int
+    In a loading process items draw from a seed of their batch alone.
+    """
+
     layout: Layout
+
+    def parts(self) -> Iterator[range]:
+        """Yield the indices of each batch. A padding batch has none."""
+        return parts_of_rank(range(len(self.dataset)), self.layout)
 
     def __iter__(self) -> Iterator[list[Key]]:
         moment = current()
-        for number, part in enumerate(parts_of_rank(range(self.size), self.layout)):
-            yield [(number, index, moment) for index in part or [0]]  # a padding batch
-
-
-@dataclass(eq=False, kw_only=True)
-class _SeededItems(Items):
-    """A data set whose items draw, in a loading process, from a seed of their batch alone."""
-
-    rank: int
+        for number, part in enumerate(self.parts()):
+            yield [(number, index, moment) for index in part or [0]]
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
         if get_worker_info() is not None:
-            seed_global_generators(0, self.rank, keys[0][0])  # the number of the batch
+            seed_global_generators(0, self.layout.rank, keys[0][0])
         return super().__getitems__(keys)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from math import isqrt
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-Indices = np.ndarray[Any, np.dtype[np.int64]]
-_Words = np.ndarray[Any, np.dtype[np.uint64]]
+Indices = NDArray[np.int64]
+_Words = NDArray[np.uint64]
 
 
 class FeistelOrder:
@@ -35,11 +35,8 @@ class FeistelOrder:
 
     def __getitem__(self, places: Indices, /) -> Indices:
         indices = self._rounds(places.astype(np.uint64))
-
-        outside = indices >= self.size
-        while outside.any():
+        while (outside := indices >= self.size).any():
             indices[outside] = self._rounds(indices[outside])
-            outside = indices >= self.size
         return indices.astype(np.int64)
 
     def _rounds(self, numbers: _Words) -> _Words:

@@ -17,7 +17,7 @@ from ..errors import DataError, TrainerError
 from .augment import Items, Key
 from .batches import Layout, TrainData, Window
 from .now import Now, set_now
-from .order import ENDLESS, OwnOrder, Permuted
+from .order import ENDLESS, Permuted
 
 
 class Step(NamedTuple):
@@ -47,15 +47,12 @@ class IndexedData(TrainData):
     size: int
 
     def __init__(self, dataset: Any, layout: Layout, **settings: Any) -> None:
-        super().__init__(dataset, layout, **settings)
         self.size = len(dataset)
+        super().__init__(dataset, layout, Permuted(self.size), **settings)
         self.position = 0
-        self.order: OwnOrder = getattr(dataset, "own_order", None) or Permuted(self.size)
-        self.order.lay_out(layout, self.workers)
-        self.places = self.order.places  # of an epoch
-        self._steps_of_epoch = self._steps_over(self.places)
+        self.places: int = self.order.places  # of an epoch
         if self.places < ENDLESS:
-            self.steps_per_epoch = self._steps_of_epoch
+            self.steps_per_epoch = self._steps_over(self.places)
         self._logged = 0
         if self.steps_per_epoch == 0:
             raise DataError(
@@ -87,7 +84,7 @@ class IndexedData(TrainData):
                 ]
                 done += 1
                 begin = epoch * self.places + start
-                now = Now(done, begin / self.places, begin, self.items.total_steps, None, self.seed)
+                now = self.items.moment(done, begin / self.places, begin)
                 yield Step(epoch, indices, len(taken), now)
             position = (epoch + 1) * self.places
 
@@ -99,9 +96,10 @@ class IndexedData(TrainData):
             set_now(step.now)  # for Task.weight and padding batches, also if another process loads
             micros = []
             for micro_batch in step.micro_batches:
-                batch = next(batches) if any(micro_batch) else None
+                examples = sum(map(len, micro_batch))
+                batch = next(batches) if examples else None
                 items = (self.items.__getitems__([(0, i, None)])[0] for i in range(self.size))
-                micros.append(self.micro_batch(sum(map(len, micro_batch)), batch, items))
+                micros.append(self.micro_batch(examples, batch, items))
 
             self.position = step.now.samples + step.samples
             yield Window(micros, step.samples, self.position, step.now)
@@ -119,12 +117,7 @@ class IndexedData(TrainData):
         if readers > 1:
             read = self.loaded(_Collated(self.items, list), position, batch_sampler=shares)
             return map(self.collate, iter(lambda: [*chain(*islice(read, readers))], []))
-
-        collated = _Collated(self.items, self.collate)
-        if self.workers or self.pin_memory:
-            return self.loaded(collated, position, batch_sampler=shares)
-        # Without workers the loader would do no more, and cost 30 microseconds a batch.
-        return map(collated.read, shares)
+        return self.loaded(_Collated(self.items, self.collate), position, batch_sampler=shares)
 
     def steps_left(self, position: int, epochs: int) -> int:
         """Return the optimizer steps from ``position`` to the end of ``epochs`` passes.
@@ -132,10 +125,8 @@ class IndexedData(TrainData):
         The number is negative if the position is beyond that end.
         """
         epoch, offset = divmod(position, self.places)
-        if epoch >= epochs:
-            return -((position - epochs * self.places) // self.layout.global_batch_size)
-
-        return self._steps_over(self.places - offset) + (epochs - epoch - 1) * self._steps_of_epoch
+        of_whole_epochs = (epochs - epoch - 1) * self._steps_over(self.places)
+        return self._steps_over(self.places - offset) + of_whole_epochs
 
     def epochs_at(self, position: int) -> float:
         return position / self.places
@@ -143,12 +134,9 @@ class IndexedData(TrainData):
     def parts(self, begin: int, end: int) -> list[list[int]]:
         return [[*chain(*shares)] for shares in next(self.steps(begin)).micro_batches]
 
-    def notices(self, steps: int) -> list[str]:
-        return self.order.notices(steps * self.layout.global_batch_size)
-
     def logged(self, position: int) -> dict[str, float]:
         before, self._logged = self._logged, position
-        return self.order.logged(before, position)
+        return self.order.logged(before, position)  # type: ignore[no-any-return]
 
     def state(self) -> dict[str, Any]:
         return {"samples": self.position, "order": self.order.state()}
@@ -156,8 +144,7 @@ class IndexedData(TrainData):
     def restore(self, state: Mapping[str, Any]) -> int:
         assert "stream" not in state, "the training data was a stream, and is a data set"
         self.position = self._logged = state["samples"]
-        # No name in checkpoints of old runs.
-        self.order.restore(state.get("order", "permutation"), self.position)
+        self.order.restore(state["order"], self.position)
         return self.position
 
 
@@ -168,12 +155,9 @@ class _Collated:
     items: Items
     collate: Callable[[Any], Any]
 
-    def read(self, keys: Sequence[Key]) -> Any:
-        return self.collate(self.items.__getitems__(keys))
-
     def __getitems__(self, keys: Sequence[Key]) -> Any:
         """Return a batch, or the error of the trainer."""
         try:
-            return self.read(keys)
+            return self.collate(self.items.__getitems__(keys))
         except TrainerError as error:
             return error

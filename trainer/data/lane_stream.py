@@ -9,14 +9,14 @@ rank reads its lanes. A checkpoint holds a cursor of each lane.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import chain, count, islice
 from typing import Any
-
-import numpy as np
 
 from ..errors import DataError
 from .batches import Layout
 from .lanes import InLanes
+from .order import epoch_order
 
 PIECE = 1000  # rows of a stream that are read, shuffled and kept together
 # The lane, its shards before, the piece of the shard, and the number of the piece's first sample.
@@ -67,7 +67,7 @@ class LaneStream:
 
         The first has also the first two samples of the batch, which ranks compare.
         """
-        lanes: dict[int, Iterator[tuple[int, Cursor, Any]]] = {}
+        lanes = cache(lambda lane: self._lane(seed, *self._cursors.get(lane, (lane, 0, 0, 0))))
         if not offset:  # the same stream was read before
             self._cursors = {}
         wanted = {*range(offset, offset + min(2, layout.global_batch_size))}
@@ -77,30 +77,27 @@ class LaneStream:
             batch: list[Any] = [None] * len(taken)
             for place in sorted(wanted):
                 number, lane = divmod(place, self.own_order.lanes)
-                if lane not in lanes:
-                    lanes[lane] = self._lane(seed, *self._cursors.get(lane, (lane, 0, 0, 0)))
-                found = next(sample for sample in lanes[lane] if sample[0] == number)
+                found = next(sample for sample in lanes(lane) if sample[0] == number)
                 _, self._cursors[lane], batch[place - begin] = found
             yield batch
             wanted.clear()
 
     def _lane(
-        self, seed: int, lane: int, turn: int, piece: int, first: int
+        self, seed: int, lane: int, begun: int, piece: int, first: int
     ) -> Iterator[tuple[int, Cursor, Any]]:
         """Yield the number, the cursor and the sample of each sample of a lane, from a cursor."""
         order = self.own_order
         own = range(lane, order.shards, order.lanes)
-        begun, number = turn, first
-        while True:
+        number = first
+        for turn in count(begun):
             epoch, at = divmod(turn, len(own))
-            shard = int(np.random.default_rng((seed, epoch)).permutation(order.shards)[own[at]])
+            shard = int(epoch_order(order.shards, seed, epoch)[own[at]])
             for part, rows in enumerate(order.pieces(shard, piece), piece):
                 samples = self.form(rows)
                 cursor = (lane, turn, part, number)
-                draw = np.random.default_rng((seed, epoch, shard, part))
-                for place in draw.permutation(len(samples)).tolist():
+                for place in epoch_order(len(samples), seed, epoch, shard, part).tolist():
                     yield number, cursor, samples[place]
                     number += 1
-            turn, piece = turn + 1, 0
-            if number == first and turn - begun > len(own):
+            piece = 0
+            if number == first and turn - begun >= len(own):
                 raise DataError(f"Data.train: shards of {[*order.files][:3]} give no sample")

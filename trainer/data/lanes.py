@@ -17,8 +17,8 @@ import numpy as np
 
 from ..errors import CheckpointError, DataError
 from ..text import listed
-from .batches import Layout
-from .order import Indices, OwnOrder
+from .batches import Layout, share_of_rank
+from .order import Indices, OwnOrder, epoch_order
 
 MOST_LANES = 256
 
@@ -49,17 +49,17 @@ class InLanes(OwnOrder):
         """
         if layout.whole_micro_batches:
             raise DataError("blocks: ranks take other micro-batches of a step: drop same_bits")
+        self.layout = layout
         self.readers = max(1, workers)
         batch = layout.global_batch_size
-        most = min(batch, MOST_LANES, self.shards)
-        self.plan(max(count for count in range(1, most + 1) if batch % count == 0), layout)
+        most = min(MOST_LANES, self.shards)
+        self.plan(max(count for count in range(1, most + 1) if batch % count == 0))
 
     def parts(self, taken: range, layout: Layout) -> Sequence[Sequence[int]]:
         """Return the places of a rank's micro-batches: those of its lanes, in their order."""
         by_lane = sorted(taken, key=lambda place: place % self.lanes)
-        begin, end = (len(taken) * n // layout.world_size for n in (layout.rank, layout.rank + 1))
-        own, most = by_lane[begin:end], -(-len(taken) // layout.world_size)
-        starts = range(0, most, layout.micro_batch_size)
+        own = share_of_rank(by_lane, len(taken), layout)
+        starts = range(0, -(-len(taken) // layout.world_size), layout.micro_batch_size)
         return [own[at : at + layout.micro_batch_size] for at in starts]
 
     def shares(self, part: Sequence[int], layout: Layout) -> Sequence[Sequence[int]]:
@@ -72,10 +72,9 @@ class InLanes(OwnOrder):
             cuts[min(max(process, 0), self.readers - 1)].append(place)
         return cuts
 
-    def plan(self, lanes: int, layout: Layout) -> None:
-        """Keep the number of lanes, and what the layout needs for them."""
+    def plan(self, lanes: int) -> None:
+        """Keep the number of lanes, and the blocks that the layout needs for them."""
         self.lanes = lanes
-        self._layout = layout
 
     def pieces(self, shard: int, piece: int) -> Iterator[list[Any]]:
         """Yield the rows of a shard in lists, from the list with the number ``piece`` on."""
@@ -93,13 +92,13 @@ class InLanes(OwnOrder):
         Raises:
             CheckpointError: there are other files than before.
         """
-        changed = sorted({name for name, _ in self.files.items() ^ state["files"].items()})
+        changed = sorted(dict(self.files.items() ^ state["files"].items()))
         if changed:
             raise CheckpointError(
                 f"the files of the training data changed: {listed(changed)}; restore them, or "
                 "begin a new run with weights:"
             )
-        self.plan(state["lanes"], self._layout)
+        self.plan(state["lanes"])
 
 
 class LaneEpoch:
@@ -112,7 +111,7 @@ class LaneEpoch:
     def __init__(self, sizes: Indices, seed: int, epoch: int, lanes: int) -> None:
         self._key = (seed, epoch)
         self._lanes = lanes
-        self._blocks = np.random.default_rng(self._key).permutation(len(sizes))
+        self._blocks = epoch_order(len(sizes), *self._key)
         self._sizes = sizes[self._blocks]
         self._begins = (np.cumsum(sizes) - sizes)[self._blocks]
         self._ends = np.cumsum(self._sizes)
@@ -128,6 +127,6 @@ class LaneEpoch:
 
     def _shuffled(self, slot: int) -> Indices:
         """Return the rows of a block, by its number in the sequence of shuffled blocks."""
-        draw = np.random.default_rng((*self._key, int(self._blocks[slot])))
-        rows: Indices = self._begins[slot] + draw.permutation(self._sizes[slot])
+        size, block = int(self._sizes[slot]), int(self._blocks[slot])
+        rows: Indices = self._begins[slot] + epoch_order(size, *self._key, block)
         return rows

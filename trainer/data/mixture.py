@@ -11,15 +11,15 @@ a change of weights at a resume, begin a new phase.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch.utils.data import ConcatDataset
 
 from ..errors import CheckpointError, DataError
-from ..text import listed
 from .batches import size_of
 from .feistel import FeistelOrder
 from .order import ENDLESS, Indices, Order, OwnOrder
@@ -69,16 +69,13 @@ class Mixed(OwnOrder):
     version = ""
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
-        unfit = [
-            name
-            for name, source in sources.items()
-            if size_of(source.data, f"mixed: {name}") is None or hasattr(source.data, "own_order")
-        ]
-        if unfit or not sources:
-            raise DataError(
-                f"mixed: {listed(unfit) or 'nothing'} cannot be mixed; give map-style data sets "
-                "(len and indexing, no blocks)"
-            )
+        for name, source in sources.items():
+            size = size_of(source.data, f"mixed: {name}")
+            if size is None or hasattr(source.data, "own_order"):
+                raise DataError(
+                    f"mixed: {name} cannot be mixed; give map-style data sets (len and indexing, "
+                    "no blocks)"
+                )
         self.own_order = self
         self.names = [*sources]
         self.sets, weights, passes = zip(*sources.values(), strict=True)
@@ -90,7 +87,8 @@ class Mixed(OwnOrder):
             )
         sizes = [*map(len, self.sets)]
         self.sizes: Indices = np.array(sizes)
-        self.begins = np.cumsum([0, *sizes]).tolist()
+        self.begins: Indices = np.cumsum(self.sizes) - self.sizes
+        self.rows = ConcatDataset[Any](self.sets)
         self.facts = [[*facts] for facts in zip(sources, sizes, passes, strict=True)]
         self.text = f"{self.facts} {self.weights}"
         limits = [size * count if count else ENDLESS for _, size, count in self.facts]
@@ -99,15 +97,13 @@ class Mixed(OwnOrder):
         self.phases = lru_cache(self._phases)
 
     def __len__(self) -> int:
-        return int(self.begins[-1])
+        return len(self.rows)
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self.__getitem__, range(len(self)))
+        return iter(self.rows)
 
     def __getitem__(self, index: int) -> Any:
-        row = index % len(self)
-        source = bisect_right(self.begins, row) - 1
-        return self.sets[source][row - self.begins[source]]
+        return self.rows[index % len(self)]
 
     def of_epoch(self, seed: int, epoch: int) -> Order:
         return MixedEpoch(self, seed, epoch)
@@ -121,20 +117,19 @@ class Mixed(OwnOrder):
     def _phases(self, epoch: int) -> list[Phase]:
         """Return the phases of an epoch: until a source ends, or weights change."""
         phases: list[Phase] = []
+
+        def ended(place: int) -> int:
+            return int(np.sum(_counts(phases, place) >= self.limits))
+
         changes = [(at - epoch * self.places, weights) for at, weights in self.weights]
         begin = 0
         while begin < self.places:
             [*_, weights] = [weights for at, weights in changes if at <= begin]
-            live = _counts(phases, begin) < self.limits
-            units = _units(np.where(live, weights, 0.0))
+            units = _units(np.where(_counts(phases, begin) < self.limits, weights, 0.0))
             stop = min([self.places, *(at for at, _ in changes if at > begin)])
-
-            def ends_at(place: int, live: Any = live, phase: Any = (begin, stop, units)) -> bool:
-                counts = _counts([*phases, phase], place)
-                return bool((live & (counts >= self.limits)).any())
-
-            stop = begin + bisect_left(range(begin, stop), True, key=ends_at)
             phases.append((begin, stop, units))
+            stop = begin + bisect_right(range(begin, stop), ended(begin), key=ended)
+            phases[-1] = (begin, stop, units)
             begin = stop
         return phases
 
@@ -169,7 +164,7 @@ class Mixed(OwnOrder):
                 f"{self.facts}: only weights may change"
             )
         [*_, (_, weights)] = self.weights
-        self.weights = [(begin, of_change) for begin, of_change in state["weights"]]
+        self.weights = [*state["weights"]]
         if self.weights[-1][1] != weights:
             self.weights.append((position, weights))
         self.phases.cache_clear()
@@ -211,21 +206,15 @@ class MixedEpoch:
         self._epoch = epoch
 
     def __getitem__(self, places: Indices, /) -> Indices:
-        found = np.empty_like(places)
-        phases = self._mixed.phases(self._epoch)
-        before, after = _counts(phases, places), _counts(phases, places + 1)
-        for source in np.unique(np.nonzero(after > before)[0]).tolist():
-            taken = after[source] > before[source]
-            begin = self._epoch * self._mixed.limits[source]
-            found[taken] = self._rows(source, begin + before[source][taken])
+        mixed = self._mixed
+        phases = mixed.phases(self._epoch)
+        before, after = _counts(phases, places).T, _counts(phases, places + 1).T
+        sources = np.argmax(after > before, axis=-1)
+        numbers = self._epoch * mixed.limits[sources] + before[after > before]
+        passes, rows = np.divmod(numbers, mixed.sizes[sources])
+        for source, turn in {*zip(sources.tolist(), passes.tolist(), strict=True)}:
+            order = FeistelOrder(int(mixed.sizes[source]), seed_of(self._seed, source), turn)
+            taken = (sources == source) & (passes == turn)
+            rows[taken] = order[rows[taken]]
+        found: Indices = passes * len(mixed) + mixed.begins[sources] + rows
         return found
-
-    def _rows(self, source: int, numbers: Indices) -> Indices:
-        """Return the indices in ``Mixed`` of samples of a source."""
-        size = int(self._mixed.sizes[source])
-        turns, places = np.divmod(numbers, size)
-        rows: Indices = turns * len(self._mixed) + self._mixed.begins[source]
-        for turn in np.unique(turns).tolist():
-            order = FeistelOrder(size, seed_of(self._seed, source), turn)
-            rows[turns == turn] += order[places[turns == turn]]
-        return rows

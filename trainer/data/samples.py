@@ -10,15 +10,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from ..text import listed
-from .augment import Items, copied
+from .augment import copied
+from .batches import TrainData
 from .digest import digest
-from .now import Now, at
+from .evaluation import EvaluationBatches
+from .now import at
 from .rng import temporarily_seeded
 from .worker_signals import ignore_signals
 
@@ -26,71 +29,66 @@ CONTENT = "the content of "
 BATCH = "the batch of "
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SampledSet:
-    """A data set of which three samples are read, and the way from samples to batches.
+    """A data set of which three samples are read.
+
+    A stream is not read: these samples would be lost for the training. A loading process reads the
+    samples if loading processes read those of the training: a file that the data set opens at the
+    first read (HDF5, LMDB) must not be open when processes are forked.
 
     Args:
         name: for messages: ``Data.train``.
-        size: None for a stream, which is not read: these samples would be lost for the training.
-        items: the data set, with the augmentation of the training.
-        collate: makes a batch of a list of items.
+        data: the data set, with the way from samples to batches.
         version: ``Data.version``. "" for none.
-        workers: whether a loading process reads these samples, as in the training: a file that the
-            data set opens at the first read (HDF5, LMDB) must not be open when processes are
-            forked.
     """
 
     name: str
-    size: int | None
-    items: Items
-    collate: Callable[[Any], Any]
+    data: TrainData | EvaluationBatches
     version: str = ""
-    workers: bool = False
 
-    def read(self) -> Iterator[tuple[str, str, str | None]]:
-        """Yield the size, the version, and checksums of three samples: a name, and two texts.
+    def read(self) -> Iterator[tuple[str, str, bool]]:
+        """Yield the size, the version, and checksums of three samples.
 
-        The texts are read under two seeds, and differ if a sample is random.
+        Each has a name, a text, and whether the text is random: another under a second seed.
         """
-        if self.size is None:
-            yield f"the kind of {self.name}", "a stream", "a stream"
+        size = self.data.size
+        if size is None:
+            yield f"the kind of {self.name}", "a stream", False
             return
 
-        size = str(self.size)
-        yield f"the number of samples of {self.name}", size, size
-        yield f"the version of {self.name}", self.version, self.version
-        own_order = getattr(self.items.dataset, "own_order", None)
+        yield f"the number of samples of {self.name}", str(size), False
+        yield f"the version of {self.name}", self.version, False
+        own_order = getattr(self.data.items.dataset, "own_order", None)
         if own_order:
-            yield f"the order of {self.name}", own_order.text, own_order.text
+            yield f"the order of {self.name}", own_order.text, False
         itself: Any = self
         loader = DataLoader(
             itself,
             batch_size=None,
-            sampler=sorted({0, self.size // 2, self.size - 1}),
-            num_workers=int(self.workers),
+            sampler=sorted({0, size // 2, size - 1}),
+            num_workers=min(1, self.data.workers),
             worker_init_fn=ignore_signals,
             generator=torch.Generator(),  # or it would draw from the process's generator
         )
         for of_sample in loader:
             yield from of_sample
 
-    def __getitem__(self, index: int) -> list[tuple[str, str, str | None]]:
+    def __getitem__(self, index: int) -> list[tuple[str, str, bool]]:
         """Return the checksums of a sample and of its batch."""
-        again = self._checksums(1, index)
-        return [(name, text, again.get(name)) for name, text in self._checksums(0, index).items()]
+        again = self._checksums(1, index).items()
+        return [(*fact, fact not in again) for fact in self._checksums(0, index).items()]
 
     def _checksums(self, draw: int, index: int) -> dict[str, str]:
-        items = self.items
-        first = Now(step=1, epoch=0.0, samples=0, total_steps=items.total_steps, seed=items.seed)
+        items = self.data.items
         name = f"sample {index} of {self.name}"
-        with temporarily_seeded(draw, index), at(first):
+        with temporarily_seeded(draw, index), at(items.moment(1, 0.0, 0)):
             [sample] = items.read([index])
             checksums = {CONTENT + name: f"{digest(sample):08x}"}
             # A collate may leave out the sample, and fail without any. It may change in place an
             # item that the data set keeps, so it gets a copy.
             with contextlib.suppress(Exception):
-                batch = self.collate([items.augmented(copied(sample), 0, index)])
+                batch = self.data.collate([items.augmented(copied(sample), 0, index)])
                 checksums[BATCH + name] = f"{digest(batch):08x}"
             return checksums
 
@@ -112,8 +110,8 @@ class Sampled:
 
     def __init__(self, sets: Sequence[SampledSet], gather: Callable[[Any], list[Any]]) -> None:
         read = [fact for sampled_set in sets for fact in sampled_set.read()]
-        changed = {_kind(name) for name, first, again in read if first != again}
-        random = set[str]().union(*gather(changed))
+        changed = {_kind(name) for name, _, is_random in read if is_random}
+        random = {*chain(*gather(changed))}
         self._first = {name: first for name, first, _ in read}
         self.facts = {name: text for name, text in self._first.items() if _kind(name) not in random}
 

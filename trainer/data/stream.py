@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from ..private.datasets import has_shuffle_buffer
 from .batches import Layout, MicroBatch, TrainData, Window
 from .blocks import blocks
 from .digest import digest
-from .now import Now, set_now
+from .now import set_now
 from .order import OwnOrder
 
 
@@ -46,8 +45,8 @@ class State(NamedTuple):
     began: int = 0
 
 
-class StreamData(TrainData):
-    """Windows of micro-batches of a stream.
+class StreamData(TrainData, IterableDataset[Any]):
+    """Windows of micro-batches of a stream, which torch's loader iterates, maybe in a process.
 
     The end of the stream is the end of an epoch, whose last step may be short. The next epoch reads
     the stream anew, after ``set_epoch(epoch)`` if the stream has this method.
@@ -57,23 +56,31 @@ class StreamData(TrainData):
     """
 
     def __init__(self, dataset: Iterable[Any], layout: Layout, **settings: Any) -> None:
-        super().__init__(dataset, layout, **settings)
+        super().__init__(dataset, layout, OwnOrder(), **settings)
         self._state = State()
-        self._order = getattr(dataset, "own_order", None) or OwnOrder()
-        self._order.lay_out(layout, self.workers)
+        self._done = 0  # steps at that state
 
     def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:
         assert position == self._state.samples, "restore() moves a stream, not a position"
-        read = self.loaded(_Reader(self, self._state, done), position, batch_size=None)
+        self._done = done
+        read = self.loaded(self, position, batch_size=None)
         for window, self._state in islice(read, steps):
             yield window
 
+    def __iter__(self) -> Iterator[tuple[Window, State] | TrainerError]:
+        """Yield this rank's windows, each with the state that follows."""
+        try:
+            yield from self.read()
+        except TrainerError as error:
+            yield error
+
     def parts(self, begin: int, end: int) -> Sequence[Sequence[int]]:
-        return self._order.parts(range(begin, end), self.layout)
+        taken = range(begin, end)
+        return self.order.parts(taken, self.layout)  # type: ignore[no-any-return]
 
     def notices(self, steps: int) -> list[str]:
         if not has_shuffle_buffer(self.items.dataset):
-            return self._order.notices(steps)
+            return super().notices(steps)
         return [
             "Data.train has a shuffle buffer, so a resume reads its epoch again: "
             "trainer.blocks(files) shuffles without a buffer, and continues at once"
@@ -88,20 +95,20 @@ class StreamData(TrainData):
             self._state = self._state._replace(stream=cursors)
 
     def state(self) -> dict[str, Any]:
-        return copy.deepcopy(self._state._asdict()) | {"order": self._order.state()}
+        return copy.deepcopy(self._state._asdict()) | {"order": self.order.state()}
 
     def restore(self, state: Mapping[str, Any]) -> int:
         assert "stream" in state, "the training data was a data set, and is a stream"
-        self._order.restore(state.get("order"), state["samples"])
+        self.order.restore(state["order"], state["samples"])
         self._state = State(*(state[key] for key in State._fields))
         return self._state.samples
 
     def samples_to_read_over(self) -> int:
         return self._state.offset if self._state.stream is None else 0
 
-    def read(self, start: State, step: int) -> Iterator[tuple[Window, State]]:
-        """Yield this rank's windows after a state and a step, each with the state that follows."""
-        state = start
+    def read(self) -> Iterator[tuple[Window, State]]:
+        """Yield this rank's windows, each with the state that follows."""
+        state, step = self._state, self._done
         while True:
             begin = state
             for window, state in self._epoch(begin, step):
@@ -152,7 +159,7 @@ class StreamData(TrainData):
                 return
 
             step += 1
-            moment = Now(step, float(epoch), samples, self.items.total_steps, None, self.seed)
+            moment = self.items.moment(step, float(epoch), samples)
             set_now(moment)
             checksum = 1 + digest(block[:2]) if samples == start.samples else 0
             samples += len(block)
@@ -169,29 +176,16 @@ class StreamData(TrainData):
 
         The samples of other ranks may be missing.
         """
-        augmented = self.items.augmented
-        read = {number: row for number, row in enumerate(block, begin) if row is not None}
 
+        def item(number: int) -> Any:
+            return self.items.augmented(block[number - begin], epoch, number)
+
+        read = (number for number, row in enumerate(block, begin) if row is not None)
         # Before a collate, which may change items in place: a stream yields each item only once.
-        self.choose_padding_item(augmented(row, epoch, number) for number, row in read.items())
+        self.choose_padding_item(map(item, read))
 
         micros = []
         for part in self.parts(begin, begin + len(block)):
-            items = [augmented(read[number], epoch, number) for number in part]
+            items = [*map(item, part)]
             micros.append(self.micro_batch(len(items), self.collate(items) if items else None))
         return micros
-
-
-@dataclass(eq=False)
-class _Reader(IterableDataset[Any]):
-    """Yields this rank's windows after a state, each with the state that follows."""
-
-    data: StreamData
-    start: State
-    step: int
-
-    def __iter__(self) -> Iterator[tuple[Window, State] | TrainerError]:
-        try:
-            yield from self.data.read(self.start, self.step)
-        except TrainerError as error:
-            yield error

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .messages import Chat, Message, read_messages, said
+from .messages import Chat, Message, read_messages
 from .problems import setting_error
 from .sources import Row
 
@@ -72,12 +72,10 @@ class Columns:
         """
         key = KEYS.get(self.kind, "messages_column")
         form = list if as_chat and self.kind != "instruction" else str
-        messages = read_messages(
-            origin, key, said("assistant", take(row, origin, self.names[-1], key, form))
-        )
+        messages = read_messages(origin, key, take(row, origin, self.names[-1], key, form))
         if self.kind in ("prompt", "instruction"):
             take(row, origin, self.names[0], "prompt_column", form)
-            prompt = read_messages(origin, "prompt_column", said("user", self.prompt_of(row)))
+            prompt = read_messages(origin, "prompt_column", self.prompt_of(row), "user")
             messages[:0] = map(Message, prompt)
         if not as_chat:
             return [Chat(messages, {})]

@@ -53,11 +53,16 @@ def thoughts_and_words(message: Mapping[str, Any]) -> tuple[str, str]:
     return str(thoughts).strip(), words.strip()
 
 
-def read_messages(origin: str, key: str, given: Any) -> list[Message]:
+def read_messages(origin: str, key: str, given: Any, role: str = "assistant") -> list[Message]:
     """Read the messages of a row, of which those of the assistant are learnt.
 
-    Raises ``ConfigError`` with the setting ``key`` if the messages have another form.
+    A text is said by ``role``. Raises ``ConfigError`` with the setting ``key`` if the messages have
+    another form.
     """
+    if isinstance(given, str):
+        given = {"role": role, "content": given}
+    if isinstance(given, Mapping):
+        given = [given]
     if not isinstance(given, list) or not given:
         raise setting_error(key, origin, "must hold a list of {role: ..., content: ...}")
 
@@ -74,13 +79,6 @@ def read_messages(origin: str, key: str, given: Any) -> list[Message]:
                 "message",
             ) from None
     return messages
-
-
-def said(role: str, value: Any) -> Any:
-    """Return messages, a single message or a text, said by ``role``, as a list of messages."""
-    if isinstance(value, str):
-        return [{"role": role, "content": value}]
-    return [value] if isinstance(value, Mapping) else value or []
 
 
 def _is_learnt(given: dict[str, Any]) -> bool:

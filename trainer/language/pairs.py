@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .columns import Columns, system_of, take
-from .messages import Chat, Message, read_messages, said
+from .messages import Chat, Message, read_messages
 from .problems import setting_error
 from .sources import Row
 from .tokens import Corpus, Encoder, Int64Array, UInt32Array
@@ -81,10 +81,10 @@ class PairColumns(Columns):
 
         given = []
         if prompt:
-            given = read_messages(origin, "prompt_column", said("user", prompt))
+            given = read_messages(origin, "prompt_column", prompt, "user")
         chats = []
         for key, value in zip(SIDES, sides, strict=True):
-            messages = read_messages(origin, key, said("assistant", value))
+            messages = read_messages(origin, key, value)
             role = messages[0]["role"]
             # A side that begins with an answer follows the prompt. Others are whole conversations.
             if role in ("assistant", "tool"):

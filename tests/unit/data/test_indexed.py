@@ -162,7 +162,7 @@ def test_a_run_keeps_the_order_that_it_began_with() -> None:
     above = PERMUTED_UP_TO + 1
     data = IndexedData(Numbers(above), layout(micro=8), seed=2)
     assert data.state() == {"samples": 0, "order": "feistel"}
-    data.restore({"samples": 16})  # a checkpoint from before there was another order
+    data.restore({"samples": 16, "order": "permutation"})
     assert consumed(data, 16, 1) == [epoch_order(above, 2, 0)[16:24].tolist()]
     assert data.state() == {"samples": 24, "order": "permutation"}
     data.restore({"samples": 16, "order": "feistel"})

@@ -131,7 +131,6 @@ def test_the_log_has_share_and_passes_and_the_banner_the_planned_passes() -> Non
 @pytest.mark.parametrize(
     ("given", "rule"),
     [
-        ({}, "nothing cannot be mixed"),
         ({"a": (iter([1]), 1.0)}, "a cannot be mixed; give map-style data sets"),
         ({"a": ([], 1.0)}, "mixed: a is empty"),
         ({"a": ([1], 1.0), "b": ([2], 1e-7)}, "weights .*1e-07.* is below a millionth"),

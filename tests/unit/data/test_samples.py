@@ -10,29 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from layouts import layout
 from PIL import Image
-from torch.utils.data import default_collate
 
-from trainer.data.augment import Items
 from trainer.data.batches import size_of
 from trainer.data.digest import digest
+from trainer.data.indexed import IndexedData
 from trainer.data.samples import BATCH, CONTENT, Sampled, SampledSet
+from trainer.data.stream import StreamData
 
 
-def read(dataset: Any, *, workers: bool = False, **more: Any) -> Any:
-    return {name: text for name, text, _ in set_of(dataset, workers=workers, **more).read()}
+def read(dataset: Any, **more: Any) -> Any:
+    return {name: text for name, text, _ in set_of(dataset, **more).read()}
 
 
-def set_of(dataset: Any, *, augment: Any = None, **more: Any) -> SampledSet:
-    return SampledSet(
-        **{
-            "name": "Data.train",
-            "size": size_of(dataset, "Data.train"),
-            "items": Items(dataset, seed=0, augment=augment),
-            "collate": default_collate,
-            **more,
-        }
-    )
+def set_of(dataset: Any, **more: Any) -> SampledSet:
+    kind = StreamData if size_of(dataset, "Data.train") is None else IndexedData
+    return SampledSet("Data.train", kind(dataset, layout(), seed=0, **more))
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 16, 1000])
@@ -89,7 +83,7 @@ def test_with_workers_the_process_itself_reads_nothing() -> None:
     """
     dataset = Drawing()
     before = torch.get_rng_state()
-    content = read(dataset, workers=True)
+    content = read(dataset, workers=2)
     assert not dataset.readers and content == read(Drawing())
     assert torch.equal(torch.get_rng_state(), before)
 
