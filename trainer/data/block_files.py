@@ -95,9 +95,13 @@ def _readable(url: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # each store raises its own
-        line = getattr(error, "doc", "")[:60]  # which is no JSON
-        reason = " ".join(f"{error} {line}".split())
-        raise DataError(f"blocks: {url}: cannot be read: {reason}") from None
+        raise _unreadable(url, error) from None
+
+
+def _unreadable(url: str, error: Exception) -> DataError:
+    line = getattr(error, "doc", "")[:60]  # which is no JSON
+    reason = " ".join(f"{error} {line}".split())
+    return DataError(f"blocks: {url}: cannot be read: {reason}")
 
 
 def _blocks_of(url: str, lines: int) -> Iterator[Block]:
@@ -139,8 +143,10 @@ class Blocks(InLanes):
         number = bisect_right(self.ends, row)
         # IndexError behind the last row, which ends an iteration.
         place = row - self.ends[number] + self.index[number].rows
-        with _readable(self.index[number].url):
+        try:  # a context would take as long as the row
             return self._block(number)(place)
+        except Exception as error:
+            raise _unreadable(self.index[number].url, error) from None
 
     def pieces(self, shard: int, piece: int) -> Iterator[list[Any]]:
         """Yield the rows of a block, all at once."""

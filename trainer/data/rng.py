@@ -6,7 +6,7 @@ of code draw the same numbers in every process.
 
 from __future__ import annotations
 
-import json
+import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,29 +19,37 @@ from torch import Tensor
 from .seeds import seed_of
 
 
-def read(*, with_gpu: bool = True) -> dict[str, Tensor]:
-    """Return the state of each generator, Python's and numpy's as JSON."""
+def read() -> dict[str, Tensor]:
+    """Return the state of each generator, in a form that does not depend on the platform."""
+    _, words, normal = random.getstate()
+    if normal is None:
+        normal = math.nan  # Python draws normal numbers in pairs: no second number is waiting
+
     numpy_state: Any = np.random.get_state()
-    kind, keys, *others = numpy_state
+    _, keys, position, has_normal, cached = numpy_state
+
     states = {
-        "python": _as_tensor(random.getstate()),
-        "numpy": _as_tensor([kind, keys.tolist(), *others]),
+        "python": torch.tensor(words),
+        "python.normal": torch.tensor([normal], dtype=torch.float64),
+        "numpy": torch.tensor([*keys.tolist(), position, has_normal]),
+        "numpy.normal": torch.tensor([cached], dtype=torch.float64),
         "torch": torch.get_rng_state(),
     }
-    if with_gpu and torch.cuda.is_available():
+    if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
     return states
 
 
-def _as_tensor(state: Any) -> Tensor:
-    return torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
-
-
 def write(state: dict[str, Tensor]) -> None:
     """Set the generators to states that ``read`` has returned."""
-    version, words, normal = json.loads(bytes(state["python"].numpy()))
-    random.setstate((version, tuple(words), normal))
-    np.random.set_state(tuple(json.loads(bytes(state["numpy"].numpy()))))
+    words = tuple(state["python"].tolist())
+    normal = float(state["python.normal"])
+    random.setstate((3, words, None if math.isnan(normal) else normal))
+
+    *keys, position, has_normal = state["numpy"].tolist()
+    cached = float(state["numpy.normal"])
+    np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_normal, cached))
+
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
@@ -58,9 +66,13 @@ def seed_global_generators(*entropy: int) -> None:
 @contextmanager
 def temporarily_seeded(*entropy: int) -> Iterator[None]:
     """Seed the global CPU generators for a block of code, and restore their states afterwards."""
-    states = read(with_gpu=False)  # a loading process has no GPU
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    torch_state = torch.get_rng_state()
     seed_global_generators(*entropy)
     try:
         yield
     finally:
-        write(states)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)

@@ -37,6 +37,6 @@ def test_states_that_were_read_and_written_draw_the_same_numbers_again() -> None
 
 def test_states_are_tensors_by_name_of_the_generator() -> None:
     states = rng.read()
-    names = {"python", "numpy", "torch", "cuda"}
+    names = {"python", "python.normal", "numpy", "numpy.normal", "torch", "cuda"}
     assert set(states) <= names, "checkpoints hold them"
     assert all(isinstance(state, torch.Tensor) for state in states.values())
