@@ -56,7 +56,8 @@ def launch_as(loaded: Loaded, task: Task, config: TrainConfig) -> Launched:
     return launch(
         config,
         origins=loaded.origins,
-        accel_config=loaded.launch_file,
+        accel_config=loaded.accel_config,
+        deepspeed=loaded.deepspeed,
         optimizer_built_by=own_optimizer(task),
     )
 

@@ -162,7 +162,7 @@ def test_trains_as_asked_or_says_why_not(name: str, tmp_path: Path) -> None:
             1 + FILES[name].splitlines().index(one)
             for one in ("distributed_type: 'NO'", "num_processes: 1")
         )
-        rule = f"must be 1 under {path}:{kind} (distributed_type); change one of the two, or take MULTI_GPU"
+        rule = f"must be 1 under {path}:{kind} (distributed_type); change one of the two"
         assert any(
             line.startswith(f"{path}:{count}: num_processes: 2: {rule}")
             for line in job.err.splitlines()

@@ -423,7 +423,9 @@ def test_a_task_that_cannot_be_rehearsed_is_named_by_its_line(
 
 
 def test_an_error_of_the_launch_file_names_the_file() -> None:
-    with pytest.raises(LaunchError, match=r"^hsdp.yaml: parallelism_config\."):
+    with pytest.raises(
+        LaunchError, match=r"^hsdp.yaml: num_processes: 6: must be 4 under hsdp.yaml "
+    ):
         list(replace(job(committed("hsdp"), options(SETTINGS), 6), file="hsdp.yaml").rehearse())
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ..errors import COMMAND_LINE, Origin, origin_of, usage_error
 from ..text import HIDDEN, hidden
-from .arguments import sort_files, split_command_line
+from .arguments import kind_of, sort_files, split_command_line
 from .documents import Document, parse_scalar, to_yaml
 from .plain import dotted
 from .train_config import TrainConfig
@@ -27,7 +27,7 @@ class Loaded:
 
     Args:
         origins: by dotted key, without defaults. ``load_task`` adds the task's defaults.
-        config_file, launch_file: the files, as named on the command line.
+        config_file, accel_config, deepspeed: the files, as named on the command line.
         texts: the settings of the command line, by dotted key. Only a task knows the types of its
             settings.
         is_printed: whether the config is shown instead of trained.
@@ -36,7 +36,8 @@ class Loaded:
     config: TrainConfig
     origins: dict[str, Origin]
     config_file: str | None
-    launch_file: str | None
+    accel_config: str | None = None
+    deepspeed: str | None = None
     texts: Mapping[str, str]
     is_printed: bool
 
@@ -65,9 +66,9 @@ def load_config(argv: Sequence[str]) -> Loaded:
         config=config,
         origins=origins,
         config_file=document.path if configs else None,
-        launch_file=launch_files[0].path if launch_files else None,
         texts=texts,
         is_printed=is_printed,
+        **{kind_of(file.data): file.path for file in launch_files},
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -130,9 +129,11 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str | None) -> Any:
         config.fan_in_fan_out = any(isinstance(layer, Conv1D) for layer in model.modules())
         config.task_type = task_type
         # The matrices stay on the meta device and get the same first values on every layout.
-        return get_peft_model(model, config, low_cpu_mem_usage=True)
+        adapted = get_peft_model(model, config, low_cpu_mem_usage=True)
     except ValueError as error:
         raise setting_error("adapter", adapter.targets, first_line(error)) from None
+    _refuse_tied(adapted, ".original_module.")
+    return adapted
 
 
 def set_lengths(model: Any, stored: Sequence[Pretrained]) -> None:
@@ -146,12 +147,12 @@ def set_lengths(model: Any, stored: Sequence[Pretrained]) -> None:
             vector.weight = nn.Parameter(vector.get_weight_norm(weight, 0.0, 0.0))
 
 
-def _refuse_tied(model: Any) -> None:
-    """Raise ``ConfigError`` if a tensor below an adapter or a copy belongs to two layers."""
+def _refuse_tied(model: Any, mark: str) -> None:
+    """Raise ``ConfigError`` if a tensor with this mark in its name belongs to two layers."""
     tensors = dict(canonical_state(model))
     uses = Counter(tensors.values())
     for name, tensor in tensors.items():
-        if uses[tensor] > 1 and re.search(r"\.(base_layer|original_module)\.", name):
+        if mark in name and uses[tensor] > 1:
             raise setting_error(
                 "adapter",
                 name,
@@ -199,7 +200,7 @@ def adapter_part(
     base = model.get_base_model()
     settings = model.active_peft_config
     names = _names_in_file(model, new)
-    _refuse_tied(model)
+    _refuse_tied(model, ".base_layer.")
     part = SavedPart(file=FILE, names=names, save_config=settings.save_pretrained)
     source = settings.base_model_name_or_path
     load_base = loader_of(base)

@@ -103,7 +103,8 @@ def test_files_and_paths_of_the_home_folder(here: Path, monkeypatch: pytest.Monk
     config = loaded.config
     paths = [config.output_dir, config.weights, config.resume]
     assert paths == [f"{here}/runs", f"{here}/model", f"{here}/run"]
-    assert (loaded.config_file, loaded.launch_file) == ("~/train.yaml", "~/a.yaml")
+    files = (loaded.config_file, loaded.accel_config, loaded.deepspeed)
+    assert files == ("~/train.yaml", "~/a.yaml", None)
     assert TrainConfig(task="a:B", epochs=1, output_dir="~/x").output_dir == f"{here}/x"
 
 
@@ -164,17 +165,17 @@ def files(here: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("fsdp.yaml train.yaml", ("train.yaml", "fsdp.yaml")),
-        ("--lr 1 train.yaml --overwrite fsdp.yaml", ("train.yaml", "fsdp.yaml")),
-        ("zero.json --config=train.yaml", ("train.yaml", "zero.json")),
-        ("--config fsdp.yaml --deepspeed train.yaml", ("train.yaml", "fsdp.yaml")),
-        ("--task a:B other.yml", ("other.yml", None)),
-        ("--task a:B --epochs 1 fsdp.yaml", (None, "fsdp.yaml")),
+        ("fsdp.yaml train.yaml", ("train.yaml", "fsdp.yaml", None)),
+        ("--lr 1 train.yaml --overwrite fsdp.yaml", ("train.yaml", "fsdp.yaml", None)),
+        ("zero.json --config=train.yaml", ("train.yaml", None, "zero.json")),
+        ("--config fsdp.yaml --deepspeed train.yaml", ("train.yaml", "fsdp.yaml", None)),
+        ("--task a:B other.yml", ("other.yml", None, None)),
+        ("--task a:B --epochs 1 fsdp.yaml", (None, "fsdp.yaml", None)),
     ],
 )
 def test_files_are_told_apart_by_their_keys(line: str, expected: Any) -> None:
     loaded = load_config(line.split())
-    assert (loaded.config_file, loaded.launch_file) == expected
+    assert (loaded.config_file, loaded.accel_config, loaded.deepspeed) == expected
 
 
 @pytest.mark.usefixtures("files")

@@ -171,6 +171,5 @@ def _processes(
         world = shards.meaning(copies.value * shards.value * shared)
     given = world if number == -1 else entries["num_processes"]
     if given and world and given.value != world.value:
-        hint = "change one of the two, or take MULTI_GPU"
-        raise given.error(f"must be {world.value} under {world.origin}; {hint}")
+        raise given.error(f"must be {world.value} under {world.origin}; change one of the two")
     return given, copies
