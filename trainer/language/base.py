@@ -322,8 +322,6 @@ class TokenTask(LanguageTask):
 
     counts_tokens: ClassVar[bool] = True
 
-    corpus: ClassVar[type[Corpus]] = Corpus
-
     config: dict[str, Any] | None = None
     bad_rows: Literal["leave_out"] | None = None
 
@@ -347,7 +345,7 @@ class TokenTask(LanguageTask):
         for columns in (encoder.columns for encoder in encoders):
             if columns.kind != "text":
                 self.note(f"{key}: columns {', '.join(columns.names)}")
-        corpus = self.corpus.prepare(sources, encoders, self.cache_dir, key)
+        corpus = Corpus.prepare(sources, encoders, self.cache_dir, key)
         self.note(*corpus.notices)
         return corpus
 

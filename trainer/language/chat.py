@@ -99,8 +99,11 @@ class ChatWriter:
             ) from None
 
         edges = np.flatnonzero(np.diff(writers, prepend=-2, append=-2)).tolist()
-        stretches = [Part(int(writers[start]), start, end) for start, end in pairwise(edges)]
-        parts = [part for part in stretches if part.message != NOBODY]
+        parts = [
+            Part(int(writers[start]), start, end)
+            for start, end in pairwise(edges)
+            if writers[start] != NOBODY
+        ]
         own = [""] * len(chat.messages)
         for number, start, end in parts:
             own[number] += text[start:end]

@@ -134,8 +134,7 @@ class DecoderTask(TokenTask):
                 "micro_batch_size; set model_config: {output_router_logits: false}",
             )
         self.note(*end_with(model, self.ends or (), tokenizer))
-        if self.activation_checkpointing:
-            checkpoint_activations(model, self.activation_checkpointing)
+        checkpoint_activations(model, self.activation_checkpointing)
 
         # The model has no values yet. A small copy with random values is tried.
         probe = small_copy(model)

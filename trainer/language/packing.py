@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,8 @@ from torch.utils.data import default_collate, default_convert
 
 from ..data.cache import prepare_once
 from .problems import setting_error
-from .tokens import TARGET, Corpus, Int64Array, UInt32Array, words_of
+from .sources import Row
+from .tokens import TARGET, Corpus, Encoder, Int64Array, UInt32Array, words_of
 
 IGNORED = -100  # label of a position that has no loss
 FORMAT = 2  # raised when the same documents become other rows
@@ -100,13 +101,16 @@ def plan_rows(
     return pieces, rows
 
 
-def rows_of(documents: Iterable[tuple[list[int], Any]], **settings: Any) -> list[dict[str, Tensor]]:
-    """Return the rows of encoded documents. The settings are those of ``plan_rows``."""
+def tokenize(
+    rows: Sequence[Row], *, encoder: Encoder, settings: Mapping[str, Any]
+) -> list[dict[str, Tensor]]:
+    """Return the rows of documents that are tokenized now. ``settings`` are of ``plan_rows``."""
+    documents = encoder.encode([("a row of data", row) for row in rows])
     coded = [np.array(ids, np.uint32) | targets * TARGET for ids, targets in documents]
     ends = np.cumsum([0, *map(len, coded)])
     tokens = np.concatenate([np.empty(0, np.uint32), *coded])
-    pieces, rows = plan_rows(tokens, ends[:-1], ends[1:], **settings)
-    return [row_of(tokens, pieces[first:last]) for first, last in pairwise(rows)]
+    pieces, begins = plan_rows(tokens, ends[:-1], ends[1:], **settings)
+    return [row_of(tokens, pieces[first:last]) for first, last in pairwise(begins)]
 
 
 def row_of(tokens: UInt32Array, pieces: Int64Array) -> dict[str, Tensor]:

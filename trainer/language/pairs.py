@@ -156,13 +156,6 @@ class PairEncoder(Encoder):
             self.leave_out(setting_error("data", origin, rule))
 
 
-class PairCorpus(Corpus):
-    """Tokens of pairs, of which each is two documents. The length is the number of pairs."""
-
-    def __len__(self) -> int:
-        return len(self.ends) // 2
-
-
 class Pair(NamedTuple):
     """The tokens of both sides of a pair, chosen first. Targets have the bit ``TARGET``."""
 
@@ -177,7 +170,7 @@ class Pairs:
     ``first`` is the number of the first pair among those of all data sets of a task.
     """
 
-    def __init__(self, corpus: PairCorpus, chosen: Int64Array, first: int) -> None:
+    def __init__(self, corpus: Corpus, chosen: Int64Array, first: int) -> None:
         self.corpus = corpus
         self.chosen = chosen
         self.first = first

@@ -45,7 +45,9 @@ def configure(model: Any, **values: Any) -> None:
 
 
 def checkpoint_activations(model: Any, every: int) -> None:
-    """Recompute the activations of every n-th layer in the backward pass, to keep fewer."""
+    """Recompute the activations of every n-th layer in the backward pass. 0: of no layer."""
+    if not every:
+        return
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     # transformers 5.23 has renamed the method of 5.17, and warns if the old name is used.

@@ -183,11 +183,14 @@ def tokens_in_spans(
 class Corpus:
     """Tokens of all documents, one after the other.
 
+    The length is the number of documents, or of pairs of documents.
+
     Args:
         tokens: in uint32. Targets have the bit ``TARGET``.
         ends: of each document, in ``tokens``.
         content: a hash of the tokens and targets, and of nothing else.
         notices: about rows that are left out, for the banner.
+        numbers: of each pair of documents, if these are pairs.
     """
 
     tokens: UInt32Array
@@ -230,7 +233,7 @@ class Corpus:
         return np.append(0, self.ends[:-1])
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self.numbers or self.ends)
 
     def version(self, chosen: Int64Array) -> str:
         """Return a hash of the tokens and targets of some documents, given by number."""
