@@ -41,11 +41,11 @@ class Rows:
 
     def __init__(self, corpus: Corpus, chosen: Int64Array, *, cache: str, **settings: Any) -> None:
         self.tokens = corpus.tokens
-        self.ends = corpus.ends[chosen]
+        self.spans = corpus.spans[chosen]
         self.version = corpus.version(chosen)
 
         def write_plan(folder: Path) -> None:
-            pieces, rows = plan_rows(self.tokens, corpus.starts[chosen], self.ends, **settings)
+            pieces, rows = plan_rows(self.tokens, self.spans, **settings)
             np.save(folder / "pieces.npy", pieces)
             np.save(folder / "rows.npy", rows)
 
@@ -71,8 +71,7 @@ class Rows:
 
 def plan_rows(
     tokens: UInt32Array,
-    starts: Int64Array,
-    ends: Int64Array,
+    spans: Int64Array,
     *,
     length: int,
     packing: Literal["best_fit", "none"],
@@ -87,13 +86,13 @@ def plan_rows(
     Raises:
         ConfigError: a document is longer than a row, and ``long_documents`` is ``refuse``.
     """
-    if long_documents == "refuse" and (ends - starts > length + 1).any():
+    if long_documents == "refuse" and (np.diff(spans) > length + 1).any():
         raise setting_error(
             "sequence_length",
             length,
             "a document has more tokens; set a longer one, or long_documents",
         )
-    pieces = cut_documents(tokens, starts, ends, length, keep_rest=long_documents == "split")
+    pieces = cut_documents(tokens, spans, length, keep_rest=long_documents == "split")
     rows = np.arange(len(pieces) + 1)
     if packing == "best_fit" and len(pieces):
         order, rows = best_fit(pieces[:, 1], length)
@@ -109,7 +108,8 @@ def tokenize(
     coded = [np.array(ids, np.uint32) | targets * TARGET for ids, targets in documents]
     ends = np.cumsum([0, *map(len, coded)])
     tokens = np.concatenate([np.empty(0, np.uint32), *coded])
-    pieces, begins = plan_rows(tokens, ends[:-1], ends[1:], **settings)
+    spans = np.stack([ends[:-1], ends[1:]], -1)
+    pieces, begins = plan_rows(tokens, spans, **settings)
     return [row_of(tokens, pieces[first:last]) for first, last in pairwise(begins)]
 
 
@@ -156,7 +156,7 @@ def collate(
 
 
 def cut_documents(
-    tokens: UInt32Array, starts: Int64Array, ends: Int64Array, length: int, *, keep_rest: bool
+    tokens: UInt32Array, spans: Int64Array, length: int, *, keep_rest: bool
 ) -> Int64Array:
     """Cut documents into pieces of at most ``length`` positions. Leave out those without a target.
 
@@ -164,7 +164,7 @@ def cut_documents(
     document unless ``keep_rest``.
     """
     pieces = []
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+    for start, end in spans.tolist():
         stop = end - 1 if keep_rest else start + 1
         for first in range(start, stop, length):
             size = min(length, end - 1 - first)

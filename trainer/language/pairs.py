@@ -175,7 +175,7 @@ class Pairs:
         self.chosen = chosen
         self.first = first
         # (pairs, 2 sides, start and end)
-        self.spans = np.stack([corpus.starts, corpus.ends], -1).reshape(-1, 2, 2)[chosen]
+        self.spans = corpus.spans.reshape(-1, 2, 2)[chosen]
         self.token_count = int(np.diff(self.spans).sum())
         self.version = corpus.version(chosen)
 

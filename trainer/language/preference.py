@@ -56,7 +56,7 @@ class PreferenceTask(DecoderTask):
 
     def encoder(self, rows: Iterator[Row]) -> Encoder:
         first = list(islice(rows, ROWS))
-        row = first[0] if first else {}
+        row = first[0]
         sides = (self.chosen_column, self.rejected_column)
         prompts = [self.prompt_column] if self.prompt_column else PROMPTS
         columns = PairColumns(

@@ -22,7 +22,7 @@ from ..data.cache import prepare_once
 from ..errors import ConfigError
 from .chat import ChatWriter, TextWriter
 from .columns import Columns
-from .problems import first_line, setting_error
+from .problems import setting_error, setting_errors
 from .sources import Row, Source
 
 FORMAT = 8  # raised when the same rows become other files
@@ -40,10 +40,8 @@ def load_tokenizer(name: str, key: str, new: Sequence[str] = ()) -> Any:
     """
     from transformers import AddedToken, AutoTokenizer
 
-    try:
+    with setting_errors(key, name, "holds no tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()))
-    except Exception as error:  # transformers, tokenizers and the Hub's client each raise their own
-        raise setting_error(key, name, f"holds no tokenizer: {first_line(error)}") from None
     tokenizer.add_tokens([AddedToken(word, normalized=False) for word in new])
     return tokenizer
 
@@ -228,9 +226,9 @@ class Corpus:
         return cls(tokens=np.memmap(folder / "tokens.bin", np.uint32, "r"), ends=ends, **about)
 
     @property
-    def starts(self) -> Int64Array:
-        """Return the first token of each document, by number."""
-        return np.append(0, self.ends[:-1])
+    def spans(self) -> Int64Array:
+        """Return (first token, token behind the last) of each document, as (documents, 2)."""
+        return np.stack([np.append(0, self.ends[:-1]), self.ends], -1)
 
     def __len__(self) -> int:
         return len(self.numbers or self.ends)
