@@ -41,11 +41,10 @@ class Rows:
 
     def __init__(self, corpus: Corpus, chosen: Int64Array, *, cache: str, **settings: Any) -> None:
         self.tokens = corpus.tokens
-        self.spans = corpus.spans[chosen]
         self.version = corpus.version(chosen)
 
         def write_plan(folder: Path) -> None:
-            pieces, rows = plan_rows(self.tokens, self.spans, **settings)
+            pieces, rows = plan_rows(self.tokens, corpus.spans[chosen], **settings)
             np.save(folder / "pieces.npy", pieces)
             np.save(folder / "rows.npy", rows)
 

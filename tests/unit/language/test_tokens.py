@@ -97,7 +97,7 @@ def test_a_text_has_one_beginning_and_one_end() -> None:
 
     own = joined_words()
     assert pair(own, "ask:", " you</s>")[1] == ["▁you", "</s>"], "the row has the end already"
-    encoder = Encoder(own, Columns())
+    encoder = Encoder(own, Columns("text", ("text",)))
     for text in ("you", "<s>you", "you</s>", "<s>you</s>"):
         [(ids, flags)] = encoder.encode([("row", {"text": text})])
         tokens = own.convert_ids_to_tokens(ids)
