@@ -203,7 +203,9 @@ class LanguageTask(Task):
             weight = source.weight
             if self.weight_by == "tokens":
                 weight *= len(rows) / rows.token_count
-            label = f"{source.label}-{number}" if source.label in sources else source.label
+            label = source.name or Path(source.paths[0].partition("@")[0]).stem
+            if label in sources:
+                label = f"{label}-{number}"
             sources[label] = (rows, weight, source.passes)
         mixture = mixed(sources)
         mixture.version = "-".join(rows.version for rows in mixture.sets)

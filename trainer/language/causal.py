@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -118,13 +118,6 @@ class CausalLM(DecoderTask):
     @property
     def packs(self) -> bool:
         return self.packing == "best_fit"
-
-    # -- training ---------------------------------------------------------------------------------
-
-    def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        inputs = super().inputs(batch)
-        # The positions tell transformers the documents of a row.
-        return inputs if not self.packs else {"position_ids": batch["position_ids"], **inputs}
 
 
 def tokenized_batch(

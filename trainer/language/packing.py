@@ -107,8 +107,7 @@ def tokenize(
     coded = [np.array(ids, np.uint32) | targets * TARGET for ids, targets in documents]
     ends = np.cumsum([0, *map(len, coded)])
     tokens = np.concatenate([np.empty(0, np.uint32), *coded])
-    spans = np.stack([ends[:-1], ends[1:]], -1)
-    pieces, begins = plan_rows(tokens, spans, **settings)
+    pieces, begins = plan_rows(tokens, np.array([*pairwise(ends)]), **settings)
     return [row_of(tokens, pieces[first:last]) for first, last in pairwise(begins)]
 
 
