@@ -102,14 +102,23 @@ class Evaluator:
     def evaluating(self, evaluation_set: MeasuredSet | None = None) -> Iterator[None]:
         """Surround code that computes as an evaluation does: as ``Run.evaluating``."""
         moment = self._moment_of(evaluation_set) if evaluation_set else current()
-        states = rng.read()
         self.strategy.sync_copies(self.agreement.gather)
-        self.strategy.model.eval()
+        with self._in_evaluation_mode(), self.average.applied(), at(moment):
+            yield
+
+    @contextmanager
+    def _in_evaluation_mode(self) -> Iterator[None]:
+        """Surround code that records no gradients. Restore modes of modules and generators."""
+        model = self.strategy.model
+        modes = [(module, module.training) for module in model.modules()]
+        states = rng.read()
+        model.eval()
         try:
-            with self.average.applied(), at(moment), torch.no_grad():
+            with torch.no_grad():
                 yield
         finally:  # also of an error, which a callback may catch
-            self.train_mode()
+            for module, training in modes:
+                module.training = training
             rng.write(states)  # otherwise drawing numbers would change the training
             self.strategy.settle()
 
@@ -130,20 +139,12 @@ class Evaluator:
     @contextmanager
     def unnoticed(self) -> Iterator[None]:
         """Surround a trial in evaluation mode. Generators, buffers and modes are restored."""
-        model = self.strategy.model
-        modes = [(module, module.training) for module in model.modules()]
-        states = rng.read()
         # torch compiles the second shape in another way than the first, which the training must
         # have. torch's compiler takes a second to import.
         compiled = self.strategy.plan.compile
         eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-        with restored_buffers(model), eager, torch.no_grad():
-            model.eval()
+        with restored_buffers(self.strategy.model), eager, self._in_evaluation_mode():
             yield
-        rng.write(states)
-        for module, training in modes:
-            module.training = training
-        self.strategy.settle()
 
     def train_mode(self) -> None:
         """Put the model into training mode, except for the frozen modes."""

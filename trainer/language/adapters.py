@@ -16,7 +16,7 @@ from torch import nn
 from ..checkpoint.ranges import of_pretrained
 from ..config.paths import LocalPath
 from ..private.transformers import loader_of
-from ..strategies.tensors import canonical_state
+from ..strategies.tensors import canonical_state, first_names
 from ..task import Pretrained, SavedPart
 from .configuration import changed_configuration
 from .model_files import new_in
@@ -223,7 +223,7 @@ def adapter_part(
     def load(folder: Path) -> Any:
         """Return the adapter of a folder on the model of its files."""
         labels = base.config.num_labels
-        config = changed_configuration(source, changes or {}, num_labels=labels)
+        config = changed_configuration(source, changes, num_labels=labels)
         loaded = load_base(source, config=config)
         if rows < text.vocab_size:
             loaded.resize_token_embeddings(text.vocab_size, mean_resizing=False)
@@ -241,19 +241,16 @@ def _names_in_file(model: Any, new: Collection[str] = ()) -> dict[str, str]:
     """
     from peft.utils import get_peft_model_state_dict
 
-    tensors = dict(canonical_state(model))
-    # Checkpoints hold a shared tensor under the first of its names.
-    first_name = {tensor: name for name, tensor in reversed(tensors.items())}
-
+    first_name = first_names(model)  # under which checkpoints hold a shared tensor
     # With "auto" peft would ask the Hub whether an embedding was resized.
     in_file = get_peft_model_state_dict(
         model,
-        state_dict=dict(tensors),
+        state_dict=dict(canonical_state(model)),
         adapter_name=model.active_adapter,
         save_embedding_layers=False,
     )
     names = {first_name[t]: name for name, t in in_file.items() if t in first_name}
-    trained = {first_name[tensor] for tensor in tensors.values() if tensor.requires_grad}
+    trained = {name for tensor, name in first_name.items() if tensor.requires_grad}
     # A computed tensor, or a further name of a tensor, would not load again.
     wanted = in_file.keys() | {f"base_model.model.{name}" for name in new}
     lost = sorted((trained - names.keys()) | (wanted - {*names.values()}))

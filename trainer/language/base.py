@@ -203,7 +203,9 @@ class LanguageTask(Task):
             weight = source.weight
             if self.weight_by == "tokens":
                 weight *= len(rows) / rows.token_count
-            label = f"{source.label}-{number}" if source.label in sources else source.label
+            label = source.name or Path(source.paths[0].partition("@")[0]).stem
+            if label in sources:
+                label = f"{label}-{number}"
             sources[label] = (rows, weight, source.passes)
         mixture = mixed(sources)
         mixture.version = "-".join(rows.version for rows in mixture.sets)
@@ -322,8 +324,6 @@ class TokenTask(LanguageTask):
 
     counts_tokens: ClassVar[bool] = True
 
-    corpus: ClassVar[type[Corpus]] = Corpus
-
     config: dict[str, Any] | None = None
     bad_rows: Literal["leave_out"] | None = None
 
@@ -347,7 +347,7 @@ class TokenTask(LanguageTask):
         for columns in (encoder.columns for encoder in encoders):
             if columns.kind != "text":
                 self.note(f"{key}: columns {', '.join(columns.names)}")
-        corpus = self.corpus.prepare(sources, encoders, self.cache_dir, key)
+        corpus = Corpus.prepare(sources, encoders, self.cache_dir, key)
         self.note(*corpus.notices)
         return corpus
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -12,7 +12,7 @@ import numpy as np
 from ..task import Data
 from .columns import IDS, USUAL, Columns, Usual, usual_columns
 from .decoder import DecoderTask, LossMemory
-from .packing import Rows, row_of, rows_of
+from .packing import Rows, row_of, tokenize
 from .problems import setting_error
 from .sources import Row, hub_stream
 from .templates import ALPACA_INPUT
@@ -88,7 +88,7 @@ class CausalLM(DecoderTask):
         )
 
     def encoder(self, rows: Iterator[Row]) -> Encoder:
-        row = next(rows, {})
+        row = next(rows)
         usual: list[Usual] = [("text", (self.text_column,)), *USUAL, IDS]
         if self.messages_column:
             usual = [("messages", (self.messages_column,))]
@@ -118,20 +118,6 @@ class CausalLM(DecoderTask):
     @property
     def packs(self) -> bool:
         return self.packing == "best_fit"
-
-    # -- training ---------------------------------------------------------------------------------
-
-    def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        inputs = super().inputs(batch)
-        # The positions tell transformers the documents of a row.
-        return inputs if not self.packs else {"position_ids": batch["position_ids"], **inputs}
-
-
-def tokenize(
-    rows: Sequence[Row], *, encoder: Encoder, settings: Mapping[str, Any]
-) -> list[dict[str, Tensor]]:
-    """Return the rows of documents that are tokenized now. ``settings`` are of ``plan_rows``."""
-    return rows_of(encoder.encode([("a row of data", row) for row in rows]), **settings)
 
 
 def tokenized_batch(

@@ -13,14 +13,14 @@ from contextlib import suppress
 from functools import cached_property
 from itertools import pairwise
 from os.path import commonprefix
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..errors import ConfigError
 from ..private.transformers import with_reasoning_aliases
 from .messages import Chat, Message, in_form, thoughts_and_words
-from .problems import first_line, setting_error
+from .problems import setting_error, setting_errors
 from .rendering import NOBODY, Watch, compile_watched
 
 # Messages to try templates with. No template writes these words and names without being asked.
@@ -40,14 +40,6 @@ CALL = Message(
 )
 RESULT = Message(role="tool", name="f_one", tool_call_id="abcdefghi", content="z")
 ANSWER.is_learnt = CALL.is_learnt = True
-
-
-class Part(NamedTuple):
-    """Characters that a message wrote, by its number. ``NOBODY`` is the template itself."""
-
-    message: int
-    start: int
-    end: int
 
 
 class TextWriter:
@@ -83,24 +75,25 @@ class ChatWriter:
         text, parts = self.turns(origin, chat)
         return text, [place for number, *place in parts if chat.messages[number].is_learnt]
 
-    def turns(self, origin: str, chat: Chat) -> tuple[str, list[Part]]:
+    def turns(self, origin: str, chat: Chat) -> tuple[str, list[tuple[int, int, int]]]:
         """Write a conversation, and return the parts that messages wrote, in order.
+
+        A part is the number of the message, the first character, and the character behind the last.
 
         Raises ``ConfigError`` if the template refuses the conversation, leaves out words, or does
         not show who says which words.
         """
-        try:
+        with setting_errors("template", origin, "the template refuses this conversation"):
             text, writers = self._write(chat.messages, chat.settings)
             if not self.has_marks:
                 self._leave_openings(chat, text, writers)
-        except Exception as error:  # templates raise any error
-            raise setting_error(
-                "template", origin, f"the template refuses this conversation: {first_line(error)}"
-            ) from None
 
         edges = np.flatnonzero(np.diff(writers, prepend=-2, append=-2)).tolist()
-        stretches = [Part(int(writers[start]), start, end) for start, end in pairwise(edges)]
-        parts = [part for part in stretches if part.message != NOBODY]
+        parts = [
+            (int(writers[start]), start, end)
+            for start, end in pairwise(edges)
+            if writers[start] != NOBODY
+        ]
         own = [""] * len(chat.messages)
         for number, start, end in parts:
             own[number] += text[start:end]

@@ -53,8 +53,8 @@ class Columns:
         before_input: text between Alpaca's ``instruction`` and ``input``.
     """
 
-    kind: Kind = "text"
-    names: tuple[str, ...] = ("text",)
+    kind: Kind
+    names: tuple[str, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     before_input: str = "\n\n"
     learn: Literal["answers", "all"] = "answers"

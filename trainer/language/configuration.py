@@ -10,7 +10,7 @@ from ..text import did_you_mean
 from .problems import setting_error
 
 
-def changed_configuration(source: str, changes: Mapping[str, Any], **options: Any) -> Any:
+def changed_configuration(source: str, changes: Mapping[str, Any] | None, **options: Any) -> Any:
     """Return the configuration of a folder or a name on the Hub, with ``changes`` of keys.
 
     A key of the text part of a composite configuration is changed there. A mapping
@@ -26,7 +26,7 @@ def changed_configuration(source: str, changes: Mapping[str, Any], **options: An
     values = config.to_dict()
     text = config.get_text_config()
     parts = [values, *(values[name] for name in config.sub_configs if vars(config)[name] is text)]
-    for key, value in changes.items():
+    for key, value in (changes or {}).items():
         owners = [part for part in parts if key in part]
         if not owners:
             raise unknown_key("model_config", key, value, {*values, *text.to_dict()})

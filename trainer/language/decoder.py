@@ -105,9 +105,10 @@ class DecoderTask(TokenTask):
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         if "boundaries" in batch:
             return self.processes.inputs(batch)
-        # No mask: with a mask, models ignore the positions. Padding is behind the row's only
-        # document, which does not see the padding.
-        return {"input_ids": batch["input_ids"]}
+        # The positions tell transformers the documents of a row. No mask: with a mask, models
+        # ignore positions. Padding is behind a row's only document, which does not see the padding.
+        names = ("input_ids", "position_ids") if self.packs else ("input_ids",)
+        return {name: batch[name] for name in names}
 
     def computed_tokens(self, batch: Any) -> int:
         return len(batch["places"]) if "places" in batch else super().computed_tokens(batch)
@@ -134,8 +135,7 @@ class DecoderTask(TokenTask):
                 "micro_batch_size; set model_config: {output_router_logits: false}",
             )
         self.note(*end_with(model, self.ends or (), tokenizer))
-        if self.activation_checkpointing:
-            checkpoint_activations(model, self.activation_checkpointing)
+        checkpoint_activations(model, self.activation_checkpointing)
 
         # The model has no values yet. A small copy with random values is tried.
         probe = small_copy(model)

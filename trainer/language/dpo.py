@@ -149,10 +149,11 @@ class DPO(PreferenceTask):
         return without_dropout(super().load_model())
 
     def pretrained(self, model: Any) -> list[Pretrained]:
-        parts = [(stored, "policy") for stored in super().pretrained(model.policy)]
+        parts = [replace(stored, part="policy") for stored in super().pretrained(model.policy)]
         if self.of_reference:
-            parts += [(stored, "reference") for stored in self.of_reference(model.reference)]
-        return [replace(stored, part=part) for stored, part in parts]
+            stored_parts = self.of_reference(model.reference)
+            parts += [replace(stored, part="reference") for stored in stored_parts]
+        return parts
 
     def held_in_evaluation(self, model: Any) -> list[nn.Module]:
         return [*super().held_in_evaluation(model), *filter(None, [model.reference])]

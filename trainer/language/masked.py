@@ -52,7 +52,7 @@ class MaskedLM(TokenTask):
 
     def encoder(self, rows: Iterator[Row]) -> Encoder:
         usual: list[Usual] = [("text", (self.text_column,)), IDS]
-        columns = Columns(*usual_columns(next(rows, {}), usual))
+        columns = Columns(*usual_columns(next(rows), usual))
         return Encoder(self.load_tokenizer(), columns, bad_rows=self.bad_rows)
 
     def build_model(self) -> nn.Module:
@@ -81,7 +81,7 @@ class Pieces:
         self.version = corpus.version(chosen)
         self.spans = [
             (first, min(first + length, end))
-            for start, end in zip(corpus.starts[chosen], corpus.ends[chosen], strict=True)
+            for start, end in corpus.spans[chosen]
             for first in range(start, end, length)
         ]
 

@@ -61,13 +61,10 @@ def read_messages(origin: str, key: str, given: Any, role: str = "assistant") ->
     """
     if isinstance(given, str):
         given = {"role": role, "content": given}
-    if isinstance(given, Mapping):
+    if not isinstance(given, list):
         given = [given]
-    if not isinstance(given, list) or not given:
-        raise setting_error(key, origin, "must hold a list of {role: ..., content: ...}")
-
     messages = []
-    for number, message in enumerate(given, 1):
+    for number, message in enumerate(given or [None], 1):  # an empty list lacks a message
         try:
             messages.append(_read_message(message))
         except (AttributeError, KeyError, TypeError, ValueError):

@@ -20,13 +20,12 @@ import torch
 
 from ..checkpoint.ranges import of_model_folder
 from ..data.cache import prepare_once
-from ..errors import ConfigError
 from ..private.transformers import converts_files, model_from_config, save_converted
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained
 from ..text import listed
 from .configuration import changed_configuration
-from .problems import first_line, setting_error
+from .problems import setting_error, setting_errors
 from .quantized import follow_autocast, placement_in_4_bits
 
 CAUSAL = "AutoModelForCausalLM"
@@ -106,7 +105,7 @@ def build_on_meta(
     # Absolute, because the configuration of an adapter names the model by this path.
     folder = Path(name).expanduser().absolute()
     source = str(folder) if folder.is_dir() else name
-    try:
+    with setting_errors("model", name, "cannot be loaded"):
         if not folder.is_dir():
             folder = Path(snapshot_download(name, allow_patterns=FILES_OF_A_MODEL))
         if (folder / "adapter_config.json").is_file():
@@ -114,7 +113,7 @@ def build_on_meta(
         load = partial(
             getattr(transformers, auto_class).from_pretrained,
             pretrained_model_name_or_path=source,
-            config=changed_configuration(source, changes or {}, **options),
+            config=changed_configuration(source, changes, **options),
             output_loading_info=True,
             attn_implementation=attention,
         )
@@ -147,10 +146,6 @@ def build_on_meta(
         # mode.
         model.tie_weights()
         return model.train(), missing, stored
-    except ConfigError:
-        raise
-    except Exception as error:  # OSError, ValueError, ImportError and more, of four libraries
-        raise setting_error("model", name, f"cannot be loaded: {first_line(error)}") from None
 
 
 def _stored_in(folder: Path, model: Any, missing: set[str]) -> Callable[[Any], list[Pretrained]]:

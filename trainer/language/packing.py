@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,8 @@ from torch.utils.data import default_collate, default_convert
 
 from ..data.cache import prepare_once
 from .problems import setting_error
-from .tokens import TARGET, Corpus, Int64Array, UInt32Array, words_of
+from .sources import Row
+from .tokens import TARGET, Corpus, Encoder, Int64Array, UInt32Array, words_of
 
 IGNORED = -100  # label of a position that has no loss
 FORMAT = 2  # raised when the same documents become other rows
@@ -40,11 +41,10 @@ class Rows:
 
     def __init__(self, corpus: Corpus, chosen: Int64Array, *, cache: str, **settings: Any) -> None:
         self.tokens = corpus.tokens
-        self.ends = corpus.ends[chosen]
         self.version = corpus.version(chosen)
 
         def write_plan(folder: Path) -> None:
-            pieces, rows = plan_rows(self.tokens, corpus.starts[chosen], self.ends, **settings)
+            pieces, rows = plan_rows(self.tokens, corpus.spans[chosen], **settings)
             np.save(folder / "pieces.npy", pieces)
             np.save(folder / "rows.npy", rows)
 
@@ -70,8 +70,7 @@ class Rows:
 
 def plan_rows(
     tokens: UInt32Array,
-    starts: Int64Array,
-    ends: Int64Array,
+    spans: Int64Array,
     *,
     length: int,
     packing: Literal["best_fit", "none"],
@@ -86,13 +85,13 @@ def plan_rows(
     Raises:
         ConfigError: a document is longer than a row, and ``long_documents`` is ``refuse``.
     """
-    if long_documents == "refuse" and (ends - starts > length + 1).any():
+    if long_documents == "refuse" and (np.diff(spans) > length + 1).any():
         raise setting_error(
             "sequence_length",
             length,
             "a document has more tokens; set a longer one, or long_documents",
         )
-    pieces = cut_documents(tokens, starts, ends, length, keep_rest=long_documents == "split")
+    pieces = cut_documents(tokens, spans, length, keep_rest=long_documents == "split")
     rows = np.arange(len(pieces) + 1)
     if packing == "best_fit" and len(pieces):
         order, rows = best_fit(pieces[:, 1], length)
@@ -100,13 +99,16 @@ def plan_rows(
     return pieces, rows
 
 
-def rows_of(documents: Iterable[tuple[list[int], Any]], **settings: Any) -> list[dict[str, Tensor]]:
-    """Return the rows of encoded documents. The settings are those of ``plan_rows``."""
+def tokenize(
+    rows: Sequence[Row], *, encoder: Encoder, settings: Mapping[str, Any]
+) -> list[dict[str, Tensor]]:
+    """Return the rows of documents that are tokenized now. ``settings`` are of ``plan_rows``."""
+    documents = encoder.encode([("a row of data", row) for row in rows])
     coded = [np.array(ids, np.uint32) | targets * TARGET for ids, targets in documents]
     ends = np.cumsum([0, *map(len, coded)])
     tokens = np.concatenate([np.empty(0, np.uint32), *coded])
-    pieces, rows = plan_rows(tokens, ends[:-1], ends[1:], **settings)
-    return [row_of(tokens, pieces[first:last]) for first, last in pairwise(rows)]
+    pieces, begins = plan_rows(tokens, np.array([*pairwise(ends)]), **settings)
+    return [row_of(tokens, pieces[first:last]) for first, last in pairwise(begins)]
 
 
 def row_of(tokens: UInt32Array, pieces: Int64Array) -> dict[str, Tensor]:
@@ -152,7 +154,7 @@ def collate(
 
 
 def cut_documents(
-    tokens: UInt32Array, starts: Int64Array, ends: Int64Array, length: int, *, keep_rest: bool
+    tokens: UInt32Array, spans: Int64Array, length: int, *, keep_rest: bool
 ) -> Int64Array:
     """Cut documents into pieces of at most ``length`` positions. Leave out those without a target.
 
@@ -160,7 +162,7 @@ def cut_documents(
     document unless ``keep_rest``.
     """
     pieces = []
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+    for start, end in spans.tolist():
         stop = end - 1 if keep_rest else start + 1
         for first in range(start, stop, length):
             size = min(length, end - 1 - first)

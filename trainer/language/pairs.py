@@ -156,13 +156,6 @@ class PairEncoder(Encoder):
             self.leave_out(setting_error("data", origin, rule))
 
 
-class PairCorpus(Corpus):
-    """Tokens of pairs, of which each is two documents. The length is the number of pairs."""
-
-    def __len__(self) -> int:
-        return len(self.ends) // 2
-
-
 class Pair(NamedTuple):
     """The tokens of both sides of a pair, chosen first. Targets have the bit ``TARGET``."""
 
@@ -177,12 +170,12 @@ class Pairs:
     ``first`` is the number of the first pair among those of all data sets of a task.
     """
 
-    def __init__(self, corpus: PairCorpus, chosen: Int64Array, first: int) -> None:
+    def __init__(self, corpus: Corpus, chosen: Int64Array, first: int) -> None:
         self.corpus = corpus
         self.chosen = chosen
         self.first = first
         # (pairs, 2 sides, start and end)
-        self.spans = np.stack([corpus.starts, corpus.ends], -1).reshape(-1, 2, 2)[chosen]
+        self.spans = corpus.spans.reshape(-1, 2, 2)[chosen]
         self.token_count = int(np.diff(self.spans).sum())
         self.version = corpus.version(chosen)
 

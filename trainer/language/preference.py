@@ -16,9 +16,9 @@ import torch
 from ..task import Data, Task
 from .columns import usual_columns
 from .decoder import DecoderTask
-from .pairs import PROMPTS, Pair, PairColumns, PairCorpus, PairEncoder, Pairs
+from .pairs import PROMPTS, Pair, PairColumns, PairEncoder, Pairs
 from .sources import Row
-from .tokens import ROWS, Corpus, Encoder, Int64Array
+from .tokens import ROWS, Encoder, Int64Array
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,7 +35,6 @@ class PreferenceTask(DecoderTask):
     """
 
     counts_tokens: ClassVar[bool] = False
-    corpus: ClassVar[type[Corpus]] = PairCorpus
 
     prompt_column: str | None = None
     chosen_column: str = "chosen"
@@ -57,7 +56,7 @@ class PreferenceTask(DecoderTask):
 
     def encoder(self, rows: Iterator[Row]) -> Encoder:
         first = list(islice(rows, ROWS))
-        row = first[0] if first else {}
+        row = first[0]
         sides = (self.chosen_column, self.rejected_column)
         prompts = [self.prompt_column] if self.prompt_column else PROMPTS
         columns = PairColumns(

@@ -9,7 +9,7 @@ import torch
 
 from .configuration import unknown_key
 from .model_files import CAUSAL
-from .problems import first_line, setting_error
+from .problems import setting_errors
 
 
 def from_configuration(
@@ -25,12 +25,9 @@ def from_configuration(
     import transformers
 
     load = getattr(transformers, auto_class).from_config
-    try:
+    with setting_errors("config", config.get("model_type"), "is refused"), torch.device("meta"):
         built = transformers.AutoConfig.for_model(**{**defaults, **config})
-        with torch.device("meta"):
-            model = load(built, attn_implementation=attention)
-    except Exception as error:  # a configuration's own checks, sizes that do not divide
-        raise setting_error("config", config.get("model_type"), first_line(error)) from None
+        model = load(built, attn_implementation=attention)
 
     known = {"model_type", *type(built)().to_dict(), *built.attribute_map}
     for key in config.keys() - known:
@@ -45,7 +42,9 @@ def configure(model: Any, **values: Any) -> None:
 
 
 def checkpoint_activations(model: Any, every: int) -> None:
-    """Recompute the activations of every n-th layer in the backward pass, to keep fewer."""
+    """Recompute the activations of every n-th layer in the backward pass. 0: of no layer."""
+    if not every:
+        return
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     # transformers 5.23 has renamed the method of 5.17, and warns if the old name is used.

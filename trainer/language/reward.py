@@ -55,8 +55,7 @@ class RewardModel(PreferenceTask):
 
     def build_model(self) -> nn.Module:
         model = without_dropout(self.build_classifier(num_labels=1))
-        if self.activation_checkpointing:
-            checkpoint_activations(model, self.activation_checkpointing)
+        checkpoint_activations(model, self.activation_checkpointing)
         return self.adapted(model, "SEQ_CLS")  # type: ignore[no-any-return]
 
     def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .problems import first_line, setting_error
+from .problems import setting_errors
 
 # Positions of two rows with several documents, as packing makes them.
 POSITIONS = ([*range(5), *range(6)], [*range(7), *range(3), 0])
@@ -52,11 +52,9 @@ def check_separation(model: Any, inputs: Callable[[dict[str, Tensor]], dict[str,
     Raises:
         ConfigError: documents are not separate, or the model cannot be called with such a batch.
     """
-    try:
+    rule = f"set packing: none for {type(model).__name__}"
+    with setting_errors("packing", "best_fit", rule):  # models raise any error
         prove_separation(model, inputs)
-    except Exception as error:  # models raise any error
-        rule = f"{type(model).__name__}: {first_line(error)}; set packing: none"
-        raise setting_error("packing", "best_fit", rule) from None
 
 
 def prove_separation(model: Any, inputs: Callable[[dict[str, Tensor]], dict[str, Any]]) -> None:

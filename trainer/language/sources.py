@@ -119,8 +119,8 @@ def _find(name: str, key: str) -> Source:
     found = hub or path
     options: dict[str, Any] = {"name": subset, "split": split or "train"}
     if files:
-        found, options = kinds[0]
-        options = {**options, "data_files": files, "split": "train", "streaming": True}
+        found, own = kinds[0]
+        options |= {**own, "data_files": files, "streaming": True}
     elif not hub and not Path(path).is_dir():
         raise setting_error(
             key, name, "no such file, folder or match of a pattern; hf:NAME is on the Hub"
@@ -145,8 +145,7 @@ def _find(name: str, key: str) -> Source:
 
     digest = " ".join(map(hash_file, map(Path, files))) or fingerprint(dataset)
     part = [int(number) if number else None for number in ends]
-    digest += f" {part}" if any(ends) else ""
-    return Source(name=name, key=key, digest=digest, dataset=dataset, part=part)
+    return Source(name=name, key=key, digest=f"{digest} {part}", dataset=dataset, part=part)
 
 
 def _files(pattern: str) -> list[str]:

@@ -22,7 +22,7 @@ from ..data.cache import prepare_once
 from ..errors import ConfigError
 from .chat import ChatWriter, TextWriter
 from .columns import Columns
-from .problems import first_line, setting_error
+from .problems import setting_error, setting_errors
 from .sources import Row, Source
 
 FORMAT = 8  # raised when the same rows become other files
@@ -40,10 +40,8 @@ def load_tokenizer(name: str, key: str, new: Sequence[str] = ()) -> Any:
     """
     from transformers import AddedToken, AutoTokenizer
 
-    try:
+    with setting_errors(key, name, "holds no tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()))
-    except Exception as error:  # transformers, tokenizers and the Hub's client each raise their own
-        raise setting_error(key, name, f"holds no tokenizer: {first_line(error)}") from None
     tokenizer.add_tokens([AddedToken(word, normalized=False) for word in new])
     return tokenizer
 
@@ -183,11 +181,14 @@ def tokens_in_spans(
 class Corpus:
     """Tokens of all documents, one after the other.
 
+    The length is the number of documents, or of pairs of documents.
+
     Args:
         tokens: in uint32. Targets have the bit ``TARGET``.
         ends: of each document, in ``tokens``.
         content: a hash of the tokens and targets, and of nothing else.
         notices: about rows that are left out, for the banner.
+        numbers: of each pair of documents, if these are pairs.
     """
 
     tokens: UInt32Array
@@ -225,12 +226,12 @@ class Corpus:
         return cls(tokens=np.memmap(folder / "tokens.bin", np.uint32, "r"), ends=ends, **about)
 
     @property
-    def starts(self) -> Int64Array:
-        """Return the first token of each document, by number."""
-        return np.append(0, self.ends[:-1])
+    def spans(self) -> Int64Array:
+        """Return (first token, token behind the last) of each document, as (documents, 2)."""
+        return np.stack([np.append(0, self.ends[:-1]), self.ends], -1)
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self.numbers or self.ends)
 
     def version(self, chosen: Int64Array) -> str:
         """Return a hash of the tokens and targets of some documents, given by number."""

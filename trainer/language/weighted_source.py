@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -35,8 +34,3 @@ class WeightedSource:
         """Return the paths, each with the split."""
         paths = [self.path] if isinstance(self.path, str) else self.path
         return [f"{path}@{self.split}" if self.split else path for path in paths]
-
-    @property
-    def label(self) -> str:
-        """Return the name in the log."""
-        return self.name or Path(self.paths[0].partition("@")[0]).stem

@@ -32,7 +32,7 @@ def _build(
 
     from ..language.configuration import changed_configuration
 
-    config = changed_configuration(name, changes or {}, **options)
+    config = changed_configuration(name, changes, **options)
     with torch.device("meta"):
         model = getattr(transformers, auto_class).from_config(
             config, attn_implementation=attention, dtype=config.dtype or torch.float32

@@ -17,17 +17,17 @@ from trainer.language import Adapter, CausalLM
 def test_evaluation_keeps_a_share_of_the_documents(
     task: Callable[..., CausalLM],
 ) -> None:
-    data = task(evaluation=0.25).build_data()
-    assert (len(data.train.ends), len(data.evaluation.ends)) == (90, 30)
+    data = task(evaluation=0.25, packing="none", long_documents="cut").build_data()
+    assert (len(data.train), len(data.evaluation)) == (90, 30)
 
 
 def test_one_or_several_evaluation_sets_are_given(
     task: Callable[..., CausalLM], texts: Path
 ) -> None:
-    assert len(task(evaluation=str(texts)).build_data().evaluation.ends) == 120
+    assert len(task(evaluation=str(texts), packing="none").build_data().evaluation) == 172
     sets = {"prose": str(texts), "code": str(texts)}
-    evaluation = task(evaluation=sets).build_data().evaluation
-    assert {name: len(rows.ends) for name, rows in evaluation.items()} == dict.fromkeys(sets, 120)
+    evaluation = task(evaluation=sets, packing="none").build_data().evaluation
+    assert {name: len(rows) for name, rows in evaluation.items()} == dict.fromkeys(sets, 172)
     with pytest.raises(ConfigError, match=r"task_settings\.evaluation: .*no-such-file"):
         task(evaluation={"prose": "no-such-file.jsonl"}).build_data()
 

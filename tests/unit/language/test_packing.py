@@ -27,7 +27,7 @@ def corpus(*documents: list[int], is_target: Callable[[int], bool] = bool) -> Co
 
 
 def rows_of(found: Corpus, cache: Path, length: int, **settings: Any) -> Rows:
-    chosen = np.arange(len(found.ends))
+    chosen = np.arange(len(found))
     options: dict[str, Any] = {"packing": "best_fit", "long_documents": "split", **settings}
     return Rows(found, chosen, length=length, cache=str(cache), **options)
 

@@ -59,7 +59,7 @@ TYPO = {"model_type": "llama", "hiden_size": 8}
         ({"attention": "flash_attention_2"}, "model: '.*': .*FlashAttention2.*installed"),
         (
             {**SCRATCH, "config": {"model_type": "lama"}},
-            "config: 'lama': Unrecognized model identifier",
+            "config: 'lama': is refused: Unrecognized model identifier",
         ),
         ({**SCRATCH, "config": TYPO}, r"config.hiden_size: 8: unknown key; .*'hidden_size'\?"),
         ({**SCRATCH, "config": LARGE}, "tokenizer: '.*': has tokens up to 319, .* has 300 rows"),

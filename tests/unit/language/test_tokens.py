@@ -97,7 +97,7 @@ def test_a_text_has_one_beginning_and_one_end() -> None:
 
     own = joined_words()
     assert pair(own, "ask:", " you</s>")[1] == ["▁you", "</s>"], "the row has the end already"
-    encoder = Encoder(own, Columns())
+    encoder = Encoder(own, Columns("text", ("text",)))
     for text in ("you", "<s>you", "you</s>", "<s>you</s>"):
         [(ids, flags)] = encoder.encode([("row", {"text": text})])
         tokens = own.convert_ids_to_tokens(ids)
@@ -162,12 +162,12 @@ BAD = [conversation("a", "b"), {"messages": []}, conversation("c", "d"), {"messa
 
 
 def test_bad_rows_are_counted_and_left_out_on_request(task: Callable[..., CausalLM]) -> None:
-    with pytest.raises(ConfigError, match=r"a.jsonl row 2': must hold a list of "):
+    with pytest.raises(ConfigError, match=r"a.jsonl row 2 message 1': must be \{role"):
         task(rows=BAD).build_data()
     causal = task(rows=BAD, bad_rows="leave_out", packing="none")
     assert len(causal.build_data().train) == 2
     assert any(line.startswith("2 bad rows are left out, the first: ") for line in causal.notices())
     with pytest.raises(
-        ConfigError, match=r"no row has a token to train on; 1 bad rows .*must hold a"
+        ConfigError, match=r"no row has a token to train on; 1 bad rows .*must be \{"
     ):
         task(rows=BAD[1:2], messages_column="messages", bad_rows="leave_out").build_data()
