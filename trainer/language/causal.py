@@ -88,7 +88,7 @@ class CausalLM(DecoderTask):
         )
 
     def encoder(self, rows: Iterator[Row]) -> Encoder:
-        row = next(rows)
+        row = next(rows, {})
         usual: list[Usual] = [("text", (self.text_column,)), *USUAL, IDS]
         if self.messages_column:
             usual = [("messages", (self.messages_column,))]

@@ -129,6 +129,8 @@ def _find(name: str, key: str) -> Source:
     try:
         if JSON in kinds:
             dataset: Any = JsonRows(files)
+        elif files:  # also if a folder has the name of the kind
+            dataset = load_dataset(found, **options)
         else:
             try:
                 dataset = load_from_disk(found)
@@ -162,7 +164,9 @@ def hub_stream(name: str) -> Any:
     """Return the stream of a data set of the Hub."""
     from datasets import load_dataset
 
-    hub, subset, _, split, *_ = _parsed(name)
+    hub, subset, _, split, *ends = _parsed(name)
+    if any(ends):
+        raise setting_error("data", name, "a stream has no such part; leave out stream: true")
     return load_dataset(hub, subset, split=split or "train", streaming=True)
 
 
