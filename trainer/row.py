@@ -76,7 +76,7 @@ def row_of(
 
     # The numbers of a step. The log waits for the device. An evaluation takes the time of many
     # steps.
-    log = Log(config.log_every)
+    log = Log()
     row += [log, Evaluation(log)]
 
     # Checks come before anything of the step is written.

@@ -29,7 +29,7 @@ from ..config.plain import plain
 from ..config.train_config import TrainConfig
 from ..data.seeds import seed_of
 from ..distributed.agreement import Agreement
-from ..distributed.heartbeat import BUILDING, watched
+from ..distributed.heartbeat import watched_building
 from ..distributed.restarts import restarts
 from ..errors import DEFAULT, Origin, origin_of
 from ..evaluator import Evaluator, sizes_of
@@ -125,7 +125,7 @@ def _build(
     if launched is None:
         launched = launch(config, origins=origins, optimizer_built_by=own_optimizer(task))
 
-    with watched(lambda: (0, BUILDING, 0), advice=lambda: "Start it again."):
+    with watched_building():
         setup = _connect(task, config, launched, origins, trains=trains)
         hooks.call("on_launch", setup)
         setup, folder = _claim_folder(setup)

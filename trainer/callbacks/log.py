@@ -14,12 +14,11 @@ from ..run import Run
 class Log(Callback):
     """Fills ``info.metrics`` at the first step, every ``log_every`` steps and at the last."""
 
-    def __init__(self, every: int) -> None:
-        self.log_every = every
+    def __init__(self) -> None:
         self._layout: Layout = {}  # of the values that training steps report, the same on all ranks
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        if info.is_last or info.step == 1 or info.step % self.log_every == 0:
+        if info.is_last or info.step == 1 or info.step % run.config.log_every == 0:
             info.metrics = self.measure(run, info)
 
     def measure(self, run: Run, info: StepInfo) -> dict[str, float]:

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -406,6 +406,11 @@ def _leave_in_order(watch: Heartbeat) -> None:
         watch.leave()
         if watch.holds_store:
             time.sleep(BEAT_SECONDS)  # the others read that this rank has left
+
+
+def watched_building() -> AbstractContextManager[None]:
+    """Watch a block that builds a job, which has nothing to resume from."""
+    return watched(lambda: (0, BUILDING, 0), advice=lambda: "Start it again.")
 
 
 @contextmanager

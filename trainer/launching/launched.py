@@ -86,7 +86,7 @@ def launch(
     cls = strategy_class(plan.strategy, config)
     _connect(plan, launcher, cls, timeout)
     heartbeat.start(timeout)
-    with heartbeat.watched(lambda: (0, heartbeat.BUILDING, 0), advice=lambda: "Start it again."):
+    with heartbeat.watched_building():
         accelerator = _accelerator(plan, cls)
     _check_accelerator(plan, accelerator)
     return Launched(plan=plan, accelerator=accelerator, strategy=cls(plan, accelerator))

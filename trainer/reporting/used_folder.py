@@ -13,11 +13,11 @@ from ..text import listed
 
 CHECKPOINTS = "checkpoints"
 # Files that runs write, and that --overwrite may delete.
-_FILES = ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "attempts.json", "log.txt")
-_MODELS = ("model", "best")
-_BY_WINGS = (
+_FILES = (
+    "config.yaml", "plan.json", "metrics.jsonl", "summary.json", "attempts.json", "log.txt",
     "files", "wandb", "tracking", "tracking.json", "profile", "evaluations", "digests.jsonl",
 )  # fmt: skip
+_MODELS = ("model", "best")
 
 
 def take_over(folder: Path, entries: Sequence[Path], *, overwrite: bool, continues: bool) -> str:
@@ -100,4 +100,4 @@ def _is_ours(entry: Path) -> bool:
     if name.startswith("."):  # .model.part and .model.old are there while model/ is written
         name = name[1:].removesuffix(".part").removesuffix(".old")
         return name in (*_FILES, *_MODELS)
-    return name in (*_FILES, *_BY_WINGS)
+    return name in _FILES
