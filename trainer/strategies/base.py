@@ -317,6 +317,10 @@ class Strategy(ABC):
             parameter.grad = None
         return StepResult(grad_norm=norm, skipped=skipped, norms=each)
 
+    def note_order(self, number: int) -> None:
+        """Add a number to the fingerprint: that of a gradient, or of a unit that is called."""
+        self.fingerprint = (self.fingerprint * 31 + number) % (1 << 61)
+
     def stepped(self) -> Sequence[nn.Parameter]:
         """Return the trainable parameters as the optimizer has them, with the gradients."""
         return self.trainable
