@@ -85,7 +85,7 @@ strategies/gradient_order: if differing: => if False:
 strategies/base: self.fingerprint * 31 + => self.fingerprint + @ unit/strategies/test_gradient_order.py
 strategies/initial_values: if not is_stored and => if False and @ META
 strategies/optimizer_probe: if not difference <= _BOUND * largest: => if False:
-strategies/whole_parameters: put(strategy.model.modules(), {whole: => id({whole:
+strategies/whole_parameters: own[key] = engines => pass
 strategies/whole_parameters: strategy.fill((name, whole.data) => bool((name, whole.data)
 """
 

@@ -43,7 +43,7 @@ class Launcher:
     arguments: tuple[str, ...] = ()
     world_size: int = 1
     local_rank: int = 0
-    local_world_size: int = 1
+    local_world_size: int = 0
 
 
 def detect() -> Launcher:
@@ -55,16 +55,12 @@ def detect() -> Launcher:
         name, ranks = by_starter(os.environ)
         os.environ.update({**ranks, **os.environ})
 
-    world_size = env_number("WORLD_SIZE") or 1
-    local_world_size = 1
-    if world_size > 1:
-        local_world_size = env_number("LOCAL_WORLD_SIZE") or env_number("LOCAL_SIZE")
     return Launcher(
         name=name,
         arguments=arguments,
-        world_size=world_size,
+        world_size=env_number("WORLD_SIZE") or 1,
         local_rank=env_number("LOCAL_RANK"),
-        local_world_size=local_world_size,
+        local_world_size=env_number("LOCAL_WORLD_SIZE") or env_number("LOCAL_SIZE"),
     )
 
 

@@ -52,8 +52,7 @@ def put(modules: Iterable[nn.Module], replaced: dict[nn.Parameter, nn.Parameter]
     torch forbids a swap of the data if a module has weak references to parameters (nn.LSTM).
     """
     for module in modules:
-        # DeepSpeed's own kind of dict would gather each parameter in items().
-        for key, parameter in list(dict.items(own_parameters(module))):
+        for key, parameter in list(own_parameters(module).items()):
             if parameter in replaced:
                 # By setattr, with which some modules keep a list of their parameters up to date.
                 setattr(module, key, replaced[parameter])
