@@ -102,8 +102,7 @@ def read_request_of(
     if launcher.name == "accelerate":
         from .files.accelerate_file import read_accelerate_file, read_launch_flags
 
-        own_file, flags = read_launch_flags(launcher.arguments)
-        return read_accelerate_file(own_file, overrides=flags)
+        return read_accelerate_file(*read_launch_flags(launcher.arguments))
     if file:
         return read_launch_file(file)
     if launcher.name == "deepspeed":
