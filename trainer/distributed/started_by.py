@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 # Programs whose first argument is a command: ``accelerate launch`` is ``accelerate-launch``.
 _WITH_COMMANDS = ("accelerate", "accelerate.commands.accelerate_cli")
 _PROGRAMS: dict[str, Name] = {
-    **dict.fromkeys(("accelerate-launch", "accelerate.commands.launch"), "accelerate"),
-    **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), "torchrun"),
-    **dict.fromkeys(
-        ("deepspeed", "ds", "deepspeed.launcher.launch", "deepspeed.launcher.runner"), "deepspeed"
-    ),
+    "accelerate-launch": "accelerate",
+    "accelerate.commands.launch": "accelerate",
+    "torchrun": "torchrun",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "deepspeed": "deepspeed",
+    "ds": "deepspeed",
+    "deepspeed.launcher.launch": "deepspeed",
+    "deepspeed.launcher.runner": "deepspeed",
 }
 
 
