@@ -394,7 +394,7 @@ class Strategy(ABC):
         """Make the model compute with the values of the shards. Collective: call on every rank."""
 
     @abstractmethod
-    def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
+    def full_tensor(self, parameter: nn.Parameter) -> Tensor:
         """Return a whole parameter in full precision. Collective: call on every rank."""
 
     def parameters(self, *, trainable: bool | None = True) -> Iterator[tuple[str, nn.Parameter]]:
@@ -437,10 +437,7 @@ class Strategy(ABC):
 
     def gather(self, name: str, handle: Tensor | nn.Parameter) -> Tensor:
         """Return a whole tensor for a model file, parameters in full precision, on rank 0's CPU."""
-        tensor = handle
-        if isinstance(handle, nn.Parameter):
-            tensor = self.full_tensor(name, handle)
-
+        tensor = self.full_tensor(handle) if isinstance(handle, nn.Parameter) else handle
         device = "cpu" if self.accelerator.is_main_process else tensor.device
         shape, _ = self._names[name]
         return tensor.detach().to(device).reshape(shape)

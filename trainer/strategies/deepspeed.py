@@ -332,7 +332,7 @@ class ZeRO(Strategy):
             self.zero.update_lp_params()
         self.writes += 1
 
-    def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
+    def full_tensor(self, parameter: nn.Parameter) -> Tensor:
         import deepspeed
         from deepspeed.utils import safe_get_full_fp32_param
 

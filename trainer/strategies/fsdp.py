@@ -371,7 +371,7 @@ class FSDP2(Strategy):
             end_pass(unit)
             unit.reshard()
 
-    def full_tensor(self, name: str, parameter: Any) -> Tensor:
+    def full_tensor(self, parameter: Any) -> Tensor:
         # The mesh gathers on the accelerator. Offloaded shards must come there first.
         return parameter.detach().to(self.accelerator.device).full_tensor()  # type: ignore[no-any-return]
 
