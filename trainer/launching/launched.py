@@ -187,7 +187,7 @@ def _accelerator(plan: Plan, cls: type[Strategy]) -> Accelerator:
     )
     os.environ.update(hidden)
 
-    if plan.mixed_precision == "fp16" and plan.device == "cpu" and not plan.deepspeed:
+    if plan.mixed_precision == "fp16" and plan.device == "cpu":
         # Accelerate silently drops fp16 on a CPU. torch has both the autocast and the scaler.
         accelerator.native_amp = True
         accelerator.scaler = torch.amp.GradScaler("cpu")

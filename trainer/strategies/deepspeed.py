@@ -101,7 +101,7 @@ class ZeRO(Strategy):
 
     @classmethod
     def steps_on_cpu(cls, plan: Plan) -> bool:
-        offload = plan.deepspeed.get("zero_optimization", {}).get("offload_optimizer") or {}
+        offload = plan.deepspeed["zero_optimization"].get("offload_optimizer") or {}
         return offload.get("device", "none") != "none"  # type: ignore[no-any-return]
 
     @classmethod
