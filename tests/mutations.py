@@ -82,7 +82,7 @@ strategies/fsdp: if module is model or is_shared or not own: => if module is mod
 strategies/fsdp: reduce = torch.float32 if compute else None => reduce = None @ DTYPES[fsdp-16-bf16]
 strategies/gathered: whole.register_hook(hook) => pass
 strategies/gradient_order: if differing: => if False:
-strategies/gradient_order: self.fingerprint * 31 + => self.fingerprint +
+strategies/base: self.fingerprint * 31 + => self.fingerprint + @ unit/strategies/test_gradient_order.py
 strategies/initial_values: if not is_stored and => if False and @ META
 strategies/optimizer_probe: if not difference <= _BOUND * largest: => if False:
 strategies/whole_parameters: own[key] = engines => pass

@@ -55,7 +55,7 @@ def _weights(run: Run) -> dict[str, Tensor]:
     """Return copies of the trainable parameters by name, whole, on the CPU. Collective."""
     strategy = run.strategy
     return {
-        name: strategy.full_tensor(name, parameter).to("cpu", torch.float32, copy=True)
+        name: strategy.full_tensor(parameter).to("cpu", torch.float32, copy=True)
         for name, parameter in strategy.parameters()
     }
 

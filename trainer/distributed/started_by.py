@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 # Programs whose first argument is a command: ``accelerate launch`` is ``accelerate-launch``.
 _WITH_COMMANDS = ("accelerate", "accelerate.commands.accelerate_cli")
 _PROGRAMS: dict[str, Name] = {
-    **dict.fromkeys(("accelerate-launch", "accelerate.commands.launch"), "accelerate"),
-    **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), "torchrun"),
-    **dict.fromkeys(
-        ("deepspeed", "ds", "deepspeed.launcher.launch", "deepspeed.launcher.runner"), "deepspeed"
-    ),
+    "accelerate-launch": "accelerate",
+    "accelerate.commands.launch": "accelerate",
+    "torchrun": "torchrun",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "deepspeed": "deepspeed",
+    "ds": "deepspeed",
+    "deepspeed.launcher.launch": "deepspeed",
+    "deepspeed.launcher.runner": "deepspeed",
 }
 
 
@@ -43,7 +47,7 @@ class Launcher:
     arguments: tuple[str, ...] = ()
     world_size: int = 1
     local_rank: int = 0
-    local_world_size: int = 1
+    local_world_size: int = 0
 
 
 def detect() -> Launcher:
@@ -55,16 +59,12 @@ def detect() -> Launcher:
         name, ranks = by_starter(os.environ)
         os.environ.update({**ranks, **os.environ})
 
-    world_size = env_number("WORLD_SIZE") or 1
-    local_world_size = 1
-    if world_size > 1:
-        local_world_size = env_number("LOCAL_WORLD_SIZE") or env_number("LOCAL_SIZE")
     return Launcher(
         name=name,
         arguments=arguments,
-        world_size=world_size,
+        world_size=env_number("WORLD_SIZE") or 1,
         local_rank=env_number("LOCAL_RANK"),
-        local_world_size=local_world_size,
+        local_world_size=env_number("LOCAL_WORLD_SIZE") or env_number("LOCAL_SIZE"),
     )
 
 

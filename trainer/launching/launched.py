@@ -102,8 +102,7 @@ def read_request_of(
     if launcher.name == "accelerate":
         from .files.accelerate_file import read_accelerate_file, read_launch_flags
 
-        own_file, flags = read_launch_flags(launcher.arguments)
-        return read_accelerate_file(own_file, overrides=flags)
+        return read_accelerate_file(*read_launch_flags(launcher.arguments))
     if file:
         return read_launch_file(file)
     if launcher.name == "deepspeed":
@@ -188,7 +187,7 @@ def _accelerator(plan: Plan, cls: type[Strategy]) -> Accelerator:
     )
     os.environ.update(hidden)
 
-    if plan.mixed_precision == "fp16" and plan.device == "cpu" and not plan.deepspeed:
+    if plan.mixed_precision == "fp16" and plan.device == "cpu":
         # Accelerate silently drops fp16 on a CPU. torch has both the autocast and the scaler.
         accelerator.native_amp = True
         accelerator.scaler = torch.amp.GradScaler("cpu")

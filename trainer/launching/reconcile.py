@@ -27,8 +27,12 @@ class Reconciler(SimpleNamespace):
         super().__init__(**vars(config))
         self.notes: list[str] = []
         # A config that was made in code has no origins. There a changed default counts as given.
-        changed = [key for key, value in vars(config).items() if value != DEFAULTS.get(key)]
-        self.places = {**{key: Origin("TrainConfig", key=key) for key in changed}, **origins}
+        changed = {
+            key: Origin("TrainConfig", key=key)
+            for key, value in vars(config).items()
+            if value != DEFAULTS.get(key)
+        }
+        self.places = {**changed, **origins}
 
         schedule = requested.get("schedule")
         if schedule and not self.is_given("warmup_fraction"):

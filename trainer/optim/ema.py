@@ -27,7 +27,6 @@ class Average:
     """
 
     def __init__(self, strategy: Strategy, decay: float | None) -> None:
-        self.decay = decay
         self._move = get_ema_multi_avg_fn(decay or 0.0)  # type: ignore[no-untyped-call]
         self.write_back = strategy.write_back
         shards = [*strategy.shards()] if decay else []
@@ -51,10 +50,10 @@ class Average:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        if not self.decay:
+        if not self.pairs:
             return
-        for live, average in zip(self.live, self.average, strict=True):
-            weight = live.clone()  # memory for one tensor at a time
-            live.copy_(average)
+        for shard, average in self.pairs:
+            weight = shard.tensor.clone()  # memory for one tensor at a time
+            shard.tensor.copy_(average)
             average.copy_(weight)
         self.write_back()

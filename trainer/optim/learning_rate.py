@@ -102,7 +102,7 @@ def _of_torch(optimizer: Optimizer, plan: Plan) -> LRScheduler:
     """Build a schedule of ``torch.optim.lr_scheduler`` by name."""
     from torch.optim import lr_scheduler
 
-    origin = plan.origin("schedule").named("schedule")
+    origin = plan.origin("schedule")
     name = plan.schedule.replace(TORCH, "torch.optim.lr_scheduler:")
     kind = find_class(name, lr_scheduler.LRScheduler, origin)
     if kind is lr_scheduler.ReduceLROnPlateau:

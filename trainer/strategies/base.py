@@ -317,6 +317,10 @@ class Strategy(ABC):
             parameter.grad = None
         return StepResult(grad_norm=norm, skipped=skipped, norms=each)
 
+    def note_order(self, number: int) -> None:
+        """Add a number to the fingerprint: that of a gradient, or of a unit that is called."""
+        self.fingerprint = (self.fingerprint * 31 + number) % (1 << 61)
+
     def stepped(self) -> Sequence[nn.Parameter]:
         """Return the trainable parameters as the optimizer has them, with the gradients."""
         return self.trainable
@@ -390,7 +394,7 @@ class Strategy(ABC):
         """Make the model compute with the values of the shards. Collective: call on every rank."""
 
     @abstractmethod
-    def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
+    def full_tensor(self, parameter: nn.Parameter) -> Tensor:
         """Return a whole parameter in full precision. Collective: call on every rank."""
 
     def parameters(self, *, trainable: bool | None = True) -> Iterator[tuple[str, nn.Parameter]]:
@@ -433,10 +437,7 @@ class Strategy(ABC):
 
     def gather(self, name: str, handle: Tensor | nn.Parameter) -> Tensor:
         """Return a whole tensor for a model file, parameters in full precision, on rank 0's CPU."""
-        tensor = handle
-        if isinstance(handle, nn.Parameter):
-            tensor = self.full_tensor(name, handle)
-
+        tensor = self.full_tensor(handle) if isinstance(handle, nn.Parameter) else handle
         device = "cpu" if self.accelerator.is_main_process else tensor.device
         shape, _ = self._names[name]
         return tensor.detach().to(device).reshape(shape)

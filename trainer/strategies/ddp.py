@@ -116,7 +116,7 @@ class DDP(Strategy):
     def write_back(self) -> None:
         """Do nothing: the shards are the parameters."""
 
-    def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
+    def full_tensor(self, parameter: nn.Parameter) -> Tensor:
         return parameter.data
 
 

@@ -42,7 +42,7 @@ from ..private.deepspeed_engine import (
 from ..private.torch import pre_hooks
 from .base import Shard, StepResult, Strategy
 from .deepspeed_start import prepare_process
-from .gradient_order import GradientOrder
+from .gradient_order import noted, refuse_differing
 from .memory import LARGEST_BUCKET
 from .meta_device import allocate, replace_in_optimizer
 from .outside_reads import NoOutsideReads
@@ -85,7 +85,7 @@ class ZeRO(Strategy):
         plugin.dschf = None
         self._config = plugin.deepspeed_config
         self._stage: int = plan.deepspeed["zero_optimization"]["stage"]
-        self._order: GradientOrder | None = None  # a single process needs none
+        self._compares = False  # before the first backward pass, if the order is watched
         self._delayed_reduction = ExitStack()  # open for the length of a window
         # How many steps are watched for reads outside of layers. In the first step the parameters
         # that the trial of the loss has gathered may still be there.
@@ -101,7 +101,7 @@ class ZeRO(Strategy):
 
     @classmethod
     def steps_on_cpu(cls, plan: Plan) -> bool:
-        offload = plan.deepspeed.get("zero_optimization", {}).get("offload_optimizer") or {}
+        offload = plan.deepspeed["zero_optimization"].get("offload_optimizer") or {}
         return offload.get("device", "none") != "none"  # type: ignore[no-any-return]
 
     @classmethod
@@ -159,8 +159,9 @@ class ZeRO(Strategy):
             remove_leaf_hooks(self.zero)
         elif self.accelerator.num_processes > 1:
             method = REDUCE_METHODS[self._stage]
-            self._order = GradientOrder(dict(self.parameters()), getattr(self.zero, method))
-            setattr(self.zero, method, self._order.reduce)
+            reduce = noted(getattr(self.zero, method), self.trainable, self.note_order)
+            setattr(self.zero, method, reduce)
+            self._compares = True
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         hold_scalars_as_vectors(model)
@@ -262,16 +263,15 @@ class ZeRO(Strategy):
         # The engine does so in ``forward``, where the step may go around the engine. Otherwise the
         # last micro-batch's gradients would replace those of the others.
         self.zero.clear_backward_seen_flag()
-        if self._order:
-            self._order.start_backward(loss, gather_object)
+        if self._compares:
+            self._compares = False
+            refuse_differing(loss, dict(self.parameters()), gather_object)
         loss.register_hook(lambda gradient: self._begin_backward())  # type: ignore[no-untyped-call]
         # The loss carries the exact weight already. The engine would divide by the accumulation
         # steps once more.
         self.engine.backward(loss, scale_wrt_gas=False)
         if self._stage == 3:
             forget_released(self.zero)
-        if self._order:
-            self.fingerprint = self._order.fingerprint
 
     def finish_step(self, on_nan: str | None = None) -> StepResult:
         # Accelerate would step the engine inside of backward. Here code can run in between. In
@@ -332,7 +332,7 @@ class ZeRO(Strategy):
             self.zero.update_lp_params()
         self.writes += 1
 
-    def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
+    def full_tensor(self, parameter: nn.Parameter) -> Tensor:
         import deepspeed
         from deepspeed.utils import safe_get_full_fp32_param
 

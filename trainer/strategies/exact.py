@@ -43,7 +43,6 @@ class Exact(Strategy):
     """A strategy whose gradients add up exactly.
 
     Attributes:
-        exchanges: whether the engine exchanges gradients in the last micro-batch of a step.
         micro_batches: of this rank that were begun in the step.
         note: is called with the name and the whole gradient of each parameter in a micro-batch.
         note_step: is called with this rank's parts of the gradients of a step.
@@ -51,7 +50,6 @@ class Exact(Strategy):
             are not counted.
     """
 
-    exchanges = True
     micro_batches = 0
     _buffers: dict[str, Tensor] | None = None  # before the first step
     sums_exactly = True
@@ -108,7 +106,7 @@ class Exact(Strategy):
         if self._buffers is None:
             self._buffers = {name: own.clone() for name, own in self.model.named_buffers()}
         self.micro_batches += 1
-        return super().micro_step(boundary=boundary and self.exchanges)
+        return super().micro_step(boundary=boundary)
 
     def take_gradients(self) -> None:
         """Add each gradient to this rank's sum, as soon as a backward pass has the gradient."""

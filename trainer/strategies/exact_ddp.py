@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 class ExactDDP(Exact, DDP):
     """Adds up the gradients of all micro-batches itself, and casts weights in 16 bits."""
 
-    exchanges = False
     casts_inputs = True
     _cast: CastWeights | None = None
 
@@ -43,7 +42,7 @@ class ExactDDP(Exact, DDP):
     def micro_step(self, *, boundary: bool) -> Any:
         if self._cast:
             self._cast.copies = {}
-        return super().micro_step(boundary=boundary)
+        return super().micro_step(boundary=False)  # DDP itself exchanges no gradient
 
     def finish_step(self, on_nan: str | None = None) -> StepResult:
         if self._cast:

@@ -296,7 +296,7 @@ class FSDP2(Strategy):
     def _note_call(self, number: int, unit: nn.Module, args: Any) -> None:
         # Two ranks that call different units of one size would gather each other's rows.
         if unit.training:
-            self.fingerprint = (self.fingerprint * 31 + number) % (1 << 61)
+            self.note_order(number)
 
     def _settle_after_error(self, model: nn.Module, args: Any, output: Any) -> None:
         # Behind an error in a forward pass, which a task may catch, there is no output.
@@ -371,7 +371,7 @@ class FSDP2(Strategy):
             end_pass(unit)
             unit.reshard()
 
-    def full_tensor(self, name: str, parameter: Any) -> Tensor:
+    def full_tensor(self, parameter: Any) -> Tensor:
         # The mesh gathers on the accelerator. Offloaded shards must come there first.
         return parameter.detach().to(self.accelerator.device).full_tensor()  # type: ignore[no-any-return]
 

@@ -6,7 +6,7 @@ other orders (compiled code, unused layers) would add unrelated values without a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,39 +16,36 @@ from ..text import listed
 from .tensors import graph_of
 
 
-class GradientOrder:
-    """Takes the fingerprint of the gradients that reach the engine, in order of arrival."""
+def refuse_differing(
+    loss: Tensor,
+    parameters: Mapping[str, nn.Parameter],
+    gather: Callable[[list[set[str]]], list[set[str]]],
+) -> None:
+    """Raise ``LaunchError`` if backward passes of ranks will reach other parameters. Collective.
 
-    fingerprint = 0
-    _is_first = True
+    Exchanges of different sizes would end the process without a word about the cause.
+    """
+    reached = {getattr(node, "variable", None) for node in graph_of(loss)}
+    used = {name for name, own in parameters.items() if own in reached}
+    of_ranks = gather([used])
+    differing = used.union(*of_ranks) - used.intersection(*of_ranks)
+    if differing:
+        raise LaunchError(
+            f"only some ranks use {listed(sorted(differing))}; set find_unused_parameters: "
+            "true, with which gradients are kept whole until every rank has its gradients"
+        )
 
-    def __init__(self, parameters: dict[str, nn.Parameter], reduce: Callable[..., Any]) -> None:
-        self._parameters = parameters
-        self._numbers = {own: number for number, own in enumerate(parameters.values(), 1)}
-        self._reduce = reduce
 
-    def start_backward(
-        self, loss: Tensor, gather: Callable[[list[set[str]]], list[set[str]]]
-    ) -> None:
-        """Compare which parameters the first backward pass of each rank will reach. Collective.
+def noted(
+    reduce: Callable[..., Any],
+    parameters: Iterable[nn.Parameter],
+    note: Callable[[int], object],
+) -> Callable[..., None]:
+    """Return the engine's method that takes a gradient, with a note of the parameter's number."""
+    numbers = {own: number for number, own in enumerate(parameters, 1)}
 
-        Exchanges of different sizes would end the process without a word about the cause.
-        """
-        if not self._is_first:
-            return
-        self._is_first = False
+    def noting(parameter: nn.Parameter, *others: Any) -> None:
+        note(numbers[parameter])
+        reduce(parameter, *others)
 
-        reached = {getattr(node, "variable", None) for node in graph_of(loss)}
-        used = {name for name, own in self._parameters.items() if own in reached}
-        of_ranks = gather([used])
-        differing = used.union(*of_ranks) - used.intersection(*of_ranks)
-        if differing:
-            raise LaunchError(
-                f"only some ranks use {listed(sorted(differing))}; set find_unused_parameters: "
-                "true, with which gradients are kept whole until every rank has its gradients"
-            )
-
-    def reduce(self, *gradient: Any) -> None:
-        """Give a gradient to the engine, as the arguments of the engine's own method."""
-        self.fingerprint = (self.fingerprint * 31 + self._numbers[gradient[0]]) % (1 << 61)
-        self._reduce(*gradient)
+    return noting

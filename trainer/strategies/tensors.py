@@ -145,7 +145,7 @@ def canonical_names(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the task's own module behind a wrapper (DDP, an engine)."""
-    if type(model).__name__ in ("DistributedDataParallel", "DeepSpeedEngine"):
+    if type(model).__name__ in WRAPPERS:
         return model.module  # type: ignore[return-value]
     return model
 

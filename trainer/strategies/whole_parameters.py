@@ -32,7 +32,7 @@ def whole_parameters(strategy: Strategy, names: Sequence[str]) -> Iterator[nn.Mo
     wholes: dict[Any, tuple[str, nn.Parameter]] = {}  # by the engine's parameter
     for name, parameter in strategy.parameters(trainable=None):
         if f"{name}.".startswith(prefixes):
-            whole = strategy.full_tensor(name, parameter)
+            whole = strategy.full_tensor(parameter)
             if whole.dtype in (torch.bfloat16, torch.float16):  # frozen: in the engine's precision
                 whole = whole.float()
             wholes[parameter] = name, nn.Parameter(whole, parameter.requires_grad)

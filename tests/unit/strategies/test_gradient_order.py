@@ -2,47 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from trainer.errors import LaunchError
-from trainer.strategies.gradient_order import GradientOrder
+from trainer.strategies.base import Strategy
+from trainer.strategies.gradient_order import noted, refuse_differing
 
-Gather = Callable[[list[set[str]]], list[set[str]]]
 
-
-def watched(arriving: str, gather: Gather = list) -> tuple[GradientOrder, list[str]]:
-    """Reduce the gradients of a, b and c in an order, of a loss that uses a and b."""
+def fingerprint(arriving: str) -> int:
+    """Return the fingerprint of gradients of a, b and c that arrive in an order."""
     own = {name: nn.Parameter(torch.ones(())) for name in "abc"}
-    names = {id(parameter): name for name, parameter in own.items()}
-    reduced: list[str] = []
-    order = GradientOrder(own, lambda parameter, *_: reduced.append(names[id(parameter)]))
-    order.start_backward((own["a"] * own["b"]).sin() * own["a"], gather)
+    reduced: list[Any] = []
+    strategy: Any = SimpleNamespace(fingerprint=0)
+    reduce = noted(
+        lambda *gradient: reduced.append(gradient),
+        own.values(),
+        lambda number: Strategy.note_order(strategy, number),
+    )
     for name in arriving:
-        order.reduce(own[name], 7)
-    return order, reduced
+        reduce(own[name], 7)
+    assert reduced == [(own[name], 7) for name in arriving]
+    return strategy.fingerprint  # type: ignore[no-any-return]
 
 
 def test_gradients_pass_as_they_come_and_the_fingerprint_has_their_order() -> None:
-    (first, reduced), (second, _), (other, _), (less, _) = map(watched, ("ba", "ba", "ab", "b"))
-    assert reduced == ["b", "a"]
-    assert first.fingerprint == second.fingerprint
-    assert len({first.fingerprint, other.fingerprint, less.fingerprint, 0}) == 4
+    first, second, other, less = map(fingerprint, ("ba", "ba", "ab", "b"))
+    assert first == second
+    assert len({first, other, less, 0}) == 4
 
 
 def test_ranks_that_use_different_parameters_are_refused_before_the_first_exchange() -> None:
-    asked: list[set[str]] = []
-
-    def gather(mine: list[set[str]]) -> list[set[str]]:
-        asked.extend(mine)
-        return [{"a", "b"}, *mine]
-
-    order, _ = watched("ba", gather)
-    order.start_backward(torch.ones(()), gather)
-    assert asked == [{"a", "b"}], "the ranks are asked once"
+    own = {name: nn.Parameter(torch.ones(())) for name in "abc"}
+    loss = (own["a"] * own["b"]).sin() * own["a"]
+    refuse_differing(loss, own, lambda mine: [{"a", "b"}, *mine])
     said = "only some ranks use b, c; set find_unused_parameters: true"
     with pytest.raises(LaunchError, match=said):
-        watched("", lambda mine: [{"a", "c"}, *mine])
+        refuse_differing(loss, own, lambda mine: [{"a", "c"}, *mine])

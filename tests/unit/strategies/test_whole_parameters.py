@@ -26,7 +26,7 @@ class Model(nn.Module):
 class Copies(DDP):
     """Gives copies as whole parameters, as strategies that shard do."""
 
-    def full_tensor(self, name: str, parameter: nn.Parameter) -> torch.Tensor:
+    def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor:
         return parameter.data.clone()
 
 

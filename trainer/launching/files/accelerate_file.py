@@ -64,7 +64,7 @@ class _Dynamo(BaseModel):
 _NO_FLAGS: Entries = {}
 
 
-def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FLAGS) -> Request:
+def read_accelerate_file(path: str | Path | None, overrides: Entries = _NO_FLAGS) -> Request:
     """Read an accelerate YAML or JSON, or the flags of ``accelerate launch`` without a file.
 
     Raises:

@@ -17,6 +17,7 @@ from ..request import Request, visible_gpus
 from .accelerate_keys import Entries, merge, read_model
 from .deepspeed_model import UNSUPPORTED, deepspeed_model
 from .sections import read_sections
+from .switched_off import is_on
 
 ZERO = "zero_optimization"
 
@@ -83,8 +84,7 @@ def _request(doc: Document, *, use_cpu: bool) -> Request:
     origin = doc.origin(f"{ZERO}.stage")
     note = f"{origin.place}: DeepSpeed shards nothing in stage 0: runs as DDP"
     for key, value in dotted(data.get(ZERO, {})):
-        is_on = str(value).lower() not in ("none", "false", "1")
-        if stage < 3 and is_on and key.startswith(_OF_STAGE_3):
+        if stage < 3 and is_on(value) and key.startswith(_OF_STAGE_3):
             rule = f"has no effect in stage {stage}; remove it, or set stage 3"
             raise doc.origin(f"{ZERO}.{key}").error(rule, value)
     settings = {
@@ -97,8 +97,8 @@ def _request(doc: Document, *, use_cpu: bool) -> Request:
         if getattr(read, name).enabled:
             precision = Sourced(name, doc.origin(f"{name}.enabled"))
             merge(settings, {"mixed_precision": precision})
-    is_open = not all("enabled" in data[name] for name in given)
-    if given and "mixed_precision" not in settings and not is_open:  # all are switched off
+    are_off = "mixed_precision" not in settings and all("enabled" in data[name] for name in given)
+    if given and are_off:
         settings["mixed_precision"] = Sourced("no", doc.origin(f"{given[0]}.enabled"))
     strategy: Any = f"zero{stage}" if stage else "ddp"
     return Request(

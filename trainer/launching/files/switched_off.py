@@ -7,10 +7,14 @@ from typing import Annotated, Any
 from pydantic import AfterValidator
 
 
-def _refuse_if_on(value: Any) -> Any:
-    """Return a setting that asks for nothing. ``enabled`` may switch a section off."""
+def is_on(value: Any) -> bool:
+    """Return whether a setting asks for anything. ``enabled`` may switch a section off."""
     enabled = value.get("enabled", True) if isinstance(value, dict) else value
-    if str(enabled).lower() not in ("none", "false", "-1", "0", "1", "[]"):
+    return str(enabled).lower() not in ("none", "false", "-1", "0", "1", "[]")
+
+
+def _refuse_if_on(value: Any) -> Any:
+    if is_on(value):
         raise ValueError("not supported by samecurve; remove it")
     return value
 
