@@ -47,8 +47,8 @@ lint: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# A file's tests stay together, since they share jobs; three files at a time fill the waits of each other, jobs first.
-TESTED_AT_ONCE ?= 3
+# A file's tests stay together, since they share jobs; four files at a time fill the waits of each other, jobs first.
+TESTED_AT_ONCE ?= 4
 test nightly: TOGETHER = -n $(TESTED_AT_ONCE) --dist loadfile --no-loadscope-reorder
 
 # Beside each other, for none of them fills two cores. Collecting once leaves compiled tests to all processes.

@@ -74,6 +74,8 @@ ELSEWHERE = {
     "started_by.py": {"deepspeed"},  # who starts processes
     "rank_variables.py": {"deepspeed"},
     "run_plan.py": {"deepspeed", "fsdp"},  # settings of the engine that runs
+    "load.py": {"deepspeed"},  # the value of that option ...
+    "script.py": {"deepspeed"},  # ... on its way to launch()
     "text.py": {"deepspeed"},  # versions of packages in plan.json
     "train_config.py": {"deepspeed"},  # help of the keys that a JSON may hold as well
 }
