@@ -250,7 +250,7 @@ class TrainData(ABC):
     def weigh(self, batch: Any, samples: int) -> dict[str, float]:
         """Return the weights of a batch that was collated of so many samples."""
         if self.weight_of is None:
-            return {"": examples_in(batch, samples)}
+            return {"": samples if self.weight_is_planned else examples_in(batch, samples)}
 
         weights = by_part(self.weight_of(batch))
         self._parts = self._parts or weights.keys()

@@ -41,7 +41,9 @@ _ROW = 4096
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a possibly distributed tensor."""
-    return local_of(tensor) if hasattr(tensor, "to_local") else tensor
+    if type(tensor) is Tensor or not hasattr(tensor, "to_local"):  # most gradients are ordinary
+        return tensor
+    return local_of(tensor)
 
 
 def global_norm(
