@@ -165,19 +165,19 @@ class Pair(NamedTuple):
 
 
 class Pairs:
-    """The pairs ``chosen`` of a corpus.
+    """The pairs ``chosen`` of a corpus, whose sides have at most ``tokens`` tokens.
 
     ``first`` is the number of the first pair among those of all data sets of a task.
     """
 
-    def __init__(self, corpus: Corpus, chosen: Int64Array, first: int) -> None:
+    def __init__(self, corpus: Corpus, chosen: Int64Array, tokens: int, first: int) -> None:
         self.corpus = corpus
         self.chosen = chosen
         self.first = first
         # (pairs, 2 sides, start and end)
         self.spans = corpus.spans.reshape(-1, 2, 2)[chosen]
         self.token_count = int(np.diff(self.spans).sum())
-        self.version = corpus.version(chosen)
+        self.version = f"{corpus.version(chosen)}-{tokens}"
 
     def __len__(self) -> int:
         return len(self.chosen)

@@ -76,7 +76,7 @@ class PreferenceTask(DecoderTask):
         self.keep(sets=sets)
 
         def pairs(corpus: Any, chosen: Int64Array) -> Pairs:
-            sets.append(Pairs(corpus, chosen, sum(map(len, sets))))
+            sets.append(Pairs(corpus, chosen, self.most_tokens, sum(map(len, sets))))
             return sets[-1]
 
         return self.data_of(self.tokenized, pairs, self.collate)
