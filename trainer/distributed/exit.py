@@ -38,7 +38,7 @@ _SIGNS_OF_A_LOST_PEER = (
 )
 
 _last_work: list[Callable[[], object]] = []
-_at_the_end: Callable[[bool], object] = bool  # which does nothing
+_at_the_end: Callable[[bool], object] = bool  # bool() has no effect
 _is_written = False  # everything of the run is written
 
 
