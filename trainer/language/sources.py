@@ -166,7 +166,9 @@ def hub_stream(name: str) -> Any:
 
     hub, subset, _, split, *ends = _parsed(name)
     if any(ends):
-        raise setting_error("data", name, "stream: true reads the whole split. Leave out the part, or stream: true")
+        raise setting_error(
+            "data", name, "stream: true reads the whole split. Leave out the part, or stream: true"
+        )
     return load_dataset(hub, subset, split=split or "train", streaming=True)
 
 

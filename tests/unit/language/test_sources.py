@@ -13,7 +13,7 @@ import pytest
 from tiny_language import read_rows, save_rows
 
 from trainer import ConfigError
-from trainer.language.sources import find_sources
+from trainer.language.sources import find_sources, hub_stream
 
 ROWS = [{"text": "one", "n": 1}, {"text": "two", "n": 2}, {"text": "três", "n": 3}]
 
@@ -165,3 +165,20 @@ def test_empty_folder_unknown_split_and_unreachable_hub_are_refused(tmp_path: Pa
         read_rows(str(tmp_path / "splits"))
     with pytest.raises(ConfigError, match=r"data: 'hf:no-such/set': cannot be read: "):
         read_rows("hf:no-such/set")
+
+
+def test_a_stream_of_a_part_of_the_hubs_set_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Leave out the part, or stream: true"):
+        hub_stream("hf:some/set@train[:1000]")
+
+
+def test_a_folder_with_the_name_of_a_kind_is_not_read_for_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    datasets.Dataset.from_list([{"text": "other"}]).save_to_disk(str(tmp_path / "csv"))
+    (tmp_path / "own.csv").write_text("text\nmine\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"own.csv': cannot be read: .*save_to_disk"):
+        read_rows("own.csv")

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import plan
 
+from trainer import ConfigError
 from trainer.config.schedule_keys import SCHEDULES, TO_FINAL
 from trainer.optim.learning_rate import build_schedule, lr_factor
 from trainer.run_plan import Plan
@@ -72,6 +73,11 @@ def test_a_schedule_of_torch_with_and_without_warm_up() -> None:
     settings = {"schedule": "torch:ExponentialLR", "schedule_settings": {"gamma": 0.5}}
     assert rates(plan(**settings), 4, lr=8.0) == [8.0, 4.0, 2.0, 1.0]
     assert rates(plan(**settings, warmup_steps=3), 6, lr=8.0) == [2.0, 4.0, 6.0, 8.0, 4.0, 2.0]
+
+
+def test_a_schedule_that_follows_a_metric_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'torch:ReduceLROnPlateau': follows a metric"):
+        rates(plan(schedule="torch:ReduceLROnPlateau"), 1, lr=1.0)
 
 
 @given(st.sampled_from(list(SCHEDULES)), st.integers(1, 60), st.integers(0, 60), st.floats(0, 1))
