@@ -178,9 +178,9 @@ class Strategy(ABC):
         self._names = canonical_names(model)
         is_cast = self.plan.mixed_precision != "no" and bool(self.held or self.casts_inputs)
         if is_cast:
-            from .full_buffers import keep_buffers_fp32
+            from .full_norms import keep_norms_fp32
 
-            put_back_buffers = keep_buffers_fp32(model)
+            compute_norms_in_fp32 = keep_norms_fp32(model)
         self.wrap(model, optimizer)
         # The prepared optimizer looks up a package at every step (half of Accelerate's step cost),
         # so the inner optimizer steps.
@@ -189,7 +189,7 @@ class Strategy(ABC):
         if self.plan.compile:
             self.compile(dict(self.plan.dynamo))
         if is_cast:
-            put_back_buffers(self.accelerator.device)
+            compute_norms_in_fp32()
             dtype = DTYPES[self.plan.mixed_precision] if self.casts_inputs else None
             compute_in(unwrapped(self.model), dtype)
 

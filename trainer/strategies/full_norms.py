@@ -1,31 +1,23 @@
-"""Buffers that keep full precision in an engine that casts the model."""
+"""BatchNorm in full precision, in an engine that casts the model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
-from ..private.torch import BatchNormBase, own_buffers, own_parameters
+from ..private.torch import BatchNormBase, own_parameters
 
 
-def keep_buffers_fp32(model: nn.Module) -> Callable[[torch.device], None]:
-    """Remember the floating-point buffers of a model that an engine is about to cast.
+def keep_norms_fp32(model: nn.Module) -> Callable[[], None]:
+    """Remember the BatchNorm layers of a model whose parameters an engine is about to cast.
 
-    Bfloat16 would swallow updates of BatchNorm's statistics, and rotary positions beyond 256. torch
-    wants scale and shift in full precision beside such statistics. A cast (of DeepSpeed
-    0.19.0) puts other tensors in the place of the buffers.
+    Engines cast no buffers, and torch wants scale and shift in full precision beside statistics in
+    full precision.
 
     Returns:
-        A function that puts the buffers back on a device, after the engine has cast them.
+        A function that lets the layers compute in float32, after the engine has wrapped the model.
     """
-    places = [
-        (module, key, buffer)
-        for module in model.modules()
-        for key, buffer in own_buffers(module).items()
-        if buffer is not None and buffer.is_floating_point()
-    ]
     # With their classes, which sharding replaces.
     norms = [
         (module, type(module))
@@ -33,14 +25,11 @@ def keep_buffers_fp32(model: nn.Module) -> Callable[[torch.device], None]:
         if isinstance(module, BatchNormBase) and module.track_running_stats
     ]
 
-    def put_back(device: torch.device) -> None:
-        for module, key, buffer in places:
-            buffer.data = buffer.data.to(device)
-            own_buffers(module)[key] = buffer
+    def compute_in_fp32() -> None:
         for module, kind in norms:
             module.forward = _with_full_parameters(module, kind)
 
-    return put_back
+    return compute_in_fp32
 
 
 def _with_full_parameters(module: nn.Module, kind: type[nn.Module]) -> Callable[[Tensor], Tensor]:
