@@ -19,7 +19,7 @@ from .columns import Columns, system_of, take
 from .messages import Chat, Message, read_messages
 from .problems import setting_error
 from .sources import Row
-from .tokens import Corpus, Encoder, Int64Array, UInt32Array
+from .tokens import Corpus, Encoder, Int64Array, UInt32Array, has_target, words_of
 
 # Columns of the prompt that data sets have. Without any, the prompt is the beginning of both sides.
 PROMPTS = ("prompt", "messages", "conversations", "conversation", "question", "instruction")
@@ -136,16 +136,15 @@ class PairEncoder(Encoder):
 
     columns: PairColumns
 
-    def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[tuple[list[int], Any]]:
+    def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[UInt32Array]:
         limit = self.columns.tokens
         for origin, row in rows:
-            pair = list(super().encode([(origin, row)]))
+            pair = [*super().encode([(origin, row)])]
             if not pair:
                 continue
-            fits = self.columns.cuts or all(len(ids) <= limit for ids, _ in pair)
-            cut = [(ids[:limit], targets[:limit]) for ids, targets in pair]
-            begins = all(np.any(targets[1:]) for _, targets in cut)
-            if fits and begins and cut[0][0] != cut[1][0]:
+            fits = self.columns.cuts or all(len(side) <= limit for side in pair)
+            cut = [side[:limit] for side in pair]
+            if fits and all(map(has_target, cut)) and not np.array_equal(*map(words_of, cut)):
                 self.numbers.append(float(row.get("margin") or 0.0))
                 yield from cut
                 continue
