@@ -25,7 +25,7 @@ from ..errors import DataError
 from ..text import listed, size
 from .cache import prepare_once
 from .lane_stream import LaneStream, Shards
-from .lanes import InLanes, LaneEpoch
+from .lanes import InLanes, lane_order
 from .order import Indices, Order
 
 FORMAT = 1  # of the index
@@ -181,7 +181,7 @@ class Blocks(InLanes):
     # -- as OwnOrder ------------------------------------------------------------------------------
 
     def of_epoch(self, seed: int, epoch: int) -> Order:
-        return LaneEpoch(self.sizes, seed, epoch, self.lanes)
+        return lane_order(self.sizes, seed, epoch, self.lanes)
 
     def plan(self, lanes: int) -> None:
         """Keep the blocks of this rank's lanes in memory.

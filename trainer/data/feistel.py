@@ -33,7 +33,7 @@ class FeistelOrder:
         self._base = np.uint64(isqrt(size - 1) + 1)
         self._keys = np.random.SeedSequence((seed, epoch)).generate_state(6, np.uint64)
 
-    def __getitem__(self, places: Indices, /) -> Indices:
+    def __call__(self, places: Indices, /) -> Indices:
         indices = self._rounds(places.astype(np.uint64))
         while (outside := indices >= self.size).any():
             indices[outside] = self._rounds(indices[outside])
