@@ -21,7 +21,7 @@ from torch.utils.data import ConcatDataset
 
 from ..errors import CheckpointError, DataError
 from .batches import size_of
-from .feistel import FeistelOrder
+from .feistel import feistel_order
 from .order import ENDLESS, Indices, Order, OwnOrder
 from .seeds import seed_of
 
@@ -116,7 +116,7 @@ class Mixed(OwnOrder):
         numbers = epoch * self.limits[sources] + before[after > before]
         passes, rows = np.divmod(numbers, self.sizes[sources])
         for source, turn in {*zip(sources.tolist(), passes.tolist(), strict=True)}:
-            order = FeistelOrder(int(self.sizes[source]), seed_of(seed, source), turn)
+            order = feistel_order(int(self.sizes[source]), seed_of(seed, source), turn)
             taken = (sources == source) & (passes == turn)
             rows[taken] = order(rows[taken])
         found: Indices = passes * len(self) + self.begins[sources] + rows

@@ -87,9 +87,9 @@ class Permuted(OwnOrder):
         if self.name == "permutation":
             return epoch_order(self.places, seed, epoch).take
 
-        from .feistel import FeistelOrder
+        from .feistel import feistel_order
 
-        return FeistelOrder(self.places, seed, epoch)
+        return feistel_order(self.places, seed, epoch)
 
     def state(self) -> str:
         return self.name
