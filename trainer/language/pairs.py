@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from operator import eq
 from os.path import commonprefix
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -155,14 +155,6 @@ class PairEncoder(Encoder):
             self.leave_out(setting_error("data", origin, rule))
 
 
-class Pair(NamedTuple):
-    """The tokens of both sides of a pair, chosen first. Targets have the bit ``TARGET``."""
-
-    sides: list[UInt32Array]
-    number: int
-    margin: float
-
-
 class Pairs:
     """The pairs ``chosen`` of a corpus, whose sides have at most ``tokens`` tokens.
 
@@ -181,7 +173,8 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def __getitem__(self, index: int) -> Pair:
+    def __getitem__(self, index: int) -> tuple[list[UInt32Array], int, float]:
+        """Return the tokens of both sides, chosen first, the number of the pair, and the margin."""
         # IndexError behind the last pair
         sides = [self.corpus.tokens[start:end] for start, end in self.spans[index]]
-        return Pair(sides, self.first + index, self.corpus.numbers[self.chosen[index]])
+        return sides, self.first + index, self.corpus.numbers[self.chosen[index]]
