@@ -144,7 +144,8 @@ class PairEncoder(Encoder):
                 continue
             fits = self.columns.cuts or all(len(side) <= limit for side in pair)
             cut = [side[:limit] for side in pair]
-            if fits and all(map(has_target, cut)) and not np.array_equal(*map(words_of, cut)):
+            differ = not np.array_equal(*map(words_of, cut))  # type: ignore[arg-type]
+            if fits and differ and all(map(has_target, cut)):
                 self.numbers.append(float(row.get("margin") or 0.0))
                 yield from cut
                 continue
