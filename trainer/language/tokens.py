@@ -7,7 +7,7 @@ conversation the tokens of the assistant.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -110,11 +110,12 @@ class Encoder:
             verbose=False,
         )
         for number, ids in enumerate(coded["input_ids"]):
-            tokens = np.array(ids, np.uint32)
+            learnt: Iterable[Sequence[int]] = [(0, len(ids))]
             if has_spans:
-                tokens |= tokens_in_spans(coded["offset_mapping"][number], spans[number]) * TARGET
-            else:
-                tokens |= TARGET
+                learnt = token_parts(coded["offset_mapping"][number], spans[number])
+            tokens = np.array(ids, np.uint32)
+            for start, end in learnt:
+                tokens[start:end] |= TARGET
             yield tokens if self.writer.text else self._with_ends(tokens)
 
     def leave_out(self, error: ConfigError) -> None:
@@ -172,17 +173,19 @@ def has_target(tokens: UInt32Array) -> bool:
     return bool((tokens[1:] & TARGET).any())
 
 
-def tokens_in_spans(
-    offsets: Sequence[tuple[int, int]], spans: Sequence[Sequence[int]]
-) -> NDArray[np.bool]:
-    """Return whether each token has a character of a span, or is between such tokens."""
+def token_parts(
+    offsets: Sequence[tuple[int, int]], parts: Sequence[Sequence[int]]
+) -> Iterator[Sequence[int]]:
+    """Yield parts of a text, which end with their first character and that behind the last.
+
+    These two become tokens, from the first to the last with a character of the part. Parts without
+    a token are left out.
+    """
     begins, ends = np.array(offsets, np.int64).reshape(-1, 2).T
-    targets = np.zeros(len(offsets), bool)
-    for start, end in spans:
-        inside = np.flatnonzero((begins < end) & (ends > start))
-        if len(inside):
-            targets[inside[0] : inside[-1] + 1] = True
-    return targets
+    for *label, start, end in parts:
+        inside = np.flatnonzero((begins < end) & (ends > start)).tolist()
+        if inside:
+            yield *label, inside[0], inside[-1] + 1
 
 
 @dataclass(frozen=True, kw_only=True)
