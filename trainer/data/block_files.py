@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 from ..errors import DataError
-from ..text import listed, size
+from ..text import listed, several, size
 from .cache import prepare_once
 from .lane_stream import LaneStream, Shards
 from .lanes import InLanes, lane_order
@@ -74,7 +74,7 @@ def blocks(
     if hasattr(paths, "num_shards"):
         return LaneStream(Shards(paths))
     files: dict[str, int] = {}
-    for pattern in [paths] if isinstance(paths, str) else paths:
+    for pattern in several(paths):
         with _readable(pattern):
             found = {f.full_name: int(f.fs.size(f.path)) for f in fsspec.open_files(pattern)}
         if not found:

@@ -30,6 +30,7 @@ import fsspec
 
 from ..checkpoint.disk import hash_file
 from ..private.datasets import fingerprint
+from ..text import several
 from .problems import first_line, setting_error
 
 Row = Mapping[str, Any]
@@ -104,7 +105,7 @@ def find_sources(names: str | Sequence[str], key: str) -> list[Source]:
 
     Raises ``ConfigError`` if a file, a folder or a data set does not exist or cannot be loaded.
     """
-    return [_find(name, key) for name in ([names] if isinstance(names, str) else names)]
+    return [_find(name, key) for name in several(names)]
 
 
 def _find(name: str, key: str) -> Source:
