@@ -121,6 +121,11 @@ def several(names: str | Sequence[str]) -> Sequence[str]:
     return [names] if isinstance(names, str) else names
 
 
+def in_one_line(value: object) -> str:
+    """Return the text of a value without line breaks."""
+    return " ".join(str(value).split())
+
+
 def told(error: BaseException) -> str:
     """Return the class of an error and the first line of the message, if there is a message."""
     line = str(error).strip().partition("\n")[0]

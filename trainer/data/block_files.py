@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 from ..errors import DataError
-from ..text import listed, several, size
+from ..text import in_one_line, listed, several, size
 from .cache import prepare_once
 from .lane_stream import LaneStream, Shards
 from .lanes import InLanes, lane_order
@@ -100,7 +100,7 @@ def _readable(url: str) -> Iterator[None]:
 
 def _unreadable(url: str, error: Exception) -> DataError:
     line = getattr(error, "doc", "")[:60]  # which is no JSON
-    reason = " ".join(f"{error} {line}".split())
+    reason = in_one_line(f"{error} {line}")
     return DataError(f"blocks: {url}: cannot be read: {reason}")
 
 
