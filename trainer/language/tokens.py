@@ -116,7 +116,7 @@ class Encoder:
             tokens = np.array(ids, np.uint32)
             for start, end in learnt:
                 tokens[start:end] |= TARGET
-            yield tokens if self.writer.text else self._with_ends(tokens)
+            yield tokens if self.writer.text else self._with_ends(ids, tokens)
 
     def leave_out(self, error: ConfigError) -> None:
         """Keep the error of a row. Raise the error if bad rows are not left out."""
@@ -150,15 +150,14 @@ class Encoder:
         targets = np.equal(labels, ids) | (self.columns.learn == "all")
         return np.compress(mask, np.array(ids, np.uint32) | targets * TARGET)
 
-    def _with_ends(self, tokens: UInt32Array) -> UInt32Array:
+    def _with_ends(self, ids: list[int], tokens: UInt32Array) -> UInt32Array:
         """Append the EOS token if missing, as a target, and drop a second BOS token."""
         begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
-        words = words_of(tokens).tolist()
-        if begin != end and words[:2] == [begin, begin]:
+        if begin != end and ids[:2] == [begin, begin]:
             tokens = tokens[1:]
         if end is None:
             return tokens
-        if words[-1:] == [end]:
+        if ids[-1:] == [end]:
             tokens = tokens[:-1]
         return np.append(tokens, TARGET | end)
 
