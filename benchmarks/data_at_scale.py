@@ -193,7 +193,7 @@ def shuffles(folder: Path) -> None:
     }
     for lanes in (8, 24, 48, 120, 240):
         rows.lanes = lanes
-        orders[f"{lanes} lanes"] = rows.of_epoch(7, 0)[np.arange(ROWS)]
+        orders[f"{lanes} lanes"] = rows.of_epoch(7, 0)(np.arange(ROWS))
     print(
         "\n| order | spread of a batch's mean label | pairs of a batch from one block |\n|---|---:|---:|"
     )
@@ -217,7 +217,7 @@ def shares() -> None:
     mixed = trainer.mixed(
         {str(n): (rows, weight) for n, (rows, weight) in enumerate(zip(sets, weights, strict=True))}
     )
-    order = mixed.of_epoch(1, 0)[np.arange(count)] % len(mixed)
+    order = mixed.of_epoch(1, 0)(np.arange(count)) % len(mixed)
     found = {
         "trainer.mixed": np.searchsorted(np.cumsum(sizes), order, side="right"),
         "interleave_datasets": np.array(drawn["source"][:count]),

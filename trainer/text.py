@@ -116,6 +116,16 @@ def listed(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
     return f"{text} (and {more} more)" if more > 0 else text
 
 
+def several(names: str | Sequence[str]) -> Sequence[str]:
+    """Return names as a sequence. A text is a single name."""
+    return [names] if isinstance(names, str) else names
+
+
+def in_one_line(value: object) -> str:
+    """Return the text of a value without line breaks."""
+    return " ".join(str(value).split())
+
+
 def told(error: BaseException) -> str:
     """Return the class of an error and the first line of the message, if there is a message."""
     line = str(error).strip().partition("\n")[0]

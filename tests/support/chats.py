@@ -13,7 +13,7 @@ from trainer.language.chat import ChatWriter
 from trainer.language.columns import Columns
 from trainer.language.packing import IGNORED
 from trainer.language.templates import CHATML
-from trainer.language.tokens import Encoder
+from trainer.language.tokens import TARGET, Encoder
 
 # Thoughts of earlier turns are dropped; the last one always has some, if empty (Qwen3).
 DROPS_THOUGHTS = """{%- for m in messages %}
@@ -120,11 +120,8 @@ def encoder(template: str, **columns: Any) -> Encoder:
 def trained_spans(template: str, row: dict[str, Any], **columns: Any) -> list[str]:
     """The text of each stretch of tokens of a row that are targets; a ConfigError is raised."""
     spans = []
-    for document in encoder(template, **columns).encode([("row", row)]):
-        ids, targets = document
-        spans += _stretches(
-            [token if target else None for token, target in zip(ids, targets, strict=True)]
-        )
+    for tokens in encoder(template, **columns).encode([("row", row)]):
+        spans += _stretches([token - TARGET if token >= TARGET else None for token in tokens])
     return spans
 
 

@@ -25,6 +25,7 @@ from ..private.transformers import loader_of
 from ..strategies import Strategy
 from ..strategies.tensors import canonical_names, canonical_state
 from ..task import Pretrained, SavedPart, Task, within
+from ..text import in_one_line
 from .disk import delete, part_of, publish, write_file
 from .safetensors_io import CODES, dtype_name, header, raw, read_header
 
@@ -239,5 +240,5 @@ def load_export(model: nn.Module, directory: str | Path) -> None:
     try:
         load_model(model, Path(directory) / MODEL_FILE)
     except (OSError, SafetensorError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
+        reason = in_one_line(error)
         raise CheckpointError(f"{directory}: does not hold this model: {reason}") from None

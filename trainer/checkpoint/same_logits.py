@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from ..strategies.tensors import unwrapped
+from ..text import in_one_line
 
 # The norm of the difference over the norm of the logits. TF32 and another order of sums change
 # less than the first, rounding to 16 bits less than the second.
@@ -71,7 +72,7 @@ def check_of(
                 loaded = load(folder).eval()
                 gap = _gap(loaded, loaded, trained)
             except Exception as error:  # transformers, safetensors and further libraries
-                raise CheckpointError(f"does not load: {' '.join(str(error).split())}") from None
+                raise CheckpointError(f"does not load: {in_one_line(error)}") from None
 
         is_rounded = rounded or loaded.dtype != torch.float32
         allowed = SAME_IN_16_BITS if is_rounded else SAME_IN_32_BITS

@@ -15,6 +15,7 @@ from ..config.documents import read_document
 from ..config.train_config import DEFAULTS
 from ..errors import Origin, usage_error
 from ..reporting.say import say
+from ..text import in_one_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ def read_run(path: str | Path) -> Run:
     except (FileNotFoundError, NotADirectoryError):
         raise usage_error("", str(path), "is no folder of a run: it has no plan.json") from None
     except (OSError, ValueError) as error:
-        rule = f"the file is damaged: {' '.join(str(error).split())[:200]}"
+        rule = f"the file is damaged: {in_one_line(error)[:200]}"
         raise Origin(str(file)).error(rule) from None
 
     # Without the key all runs of a task have the same name.

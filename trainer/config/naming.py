@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import Origin, origin_of
 from ..run_plan import Plan
-from ..text import did_you_mean, hidden
+from ..text import did_you_mean, hidden, in_one_line
 from .plain import dotted
 
 if TYPE_CHECKING:
@@ -84,5 +84,5 @@ def _spelled(value: Any) -> str:
     """Return a value in YAML's spelling, in a line. The items of a list are between commas."""
     if isinstance(value, list | tuple):
         return ",".join(map(_spelled, value))
-    text = " ".join(str(value).split())
+    text = in_one_line(value)
     return text.lower() if isinstance(value, bool | None) else text

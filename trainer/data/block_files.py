@@ -22,10 +22,10 @@ import numpy as np
 import psutil
 
 from ..errors import DataError
-from ..text import listed, size
+from ..text import in_one_line, listed, several, size
 from .cache import prepare_once
 from .lane_stream import LaneStream, Shards
-from .lanes import InLanes, LaneEpoch
+from .lanes import InLanes, lane_order
 from .order import Indices, Order
 
 FORMAT = 1  # of the index
@@ -74,7 +74,7 @@ def blocks(
     if hasattr(paths, "num_shards"):
         return LaneStream(Shards(paths))
     files: dict[str, int] = {}
-    for pattern in [paths] if isinstance(paths, str) else paths:
+    for pattern in several(paths):
         with _readable(pattern):
             found = {f.full_name: int(f.fs.size(f.path)) for f in fsspec.open_files(pattern)}
         if not found:
@@ -100,7 +100,7 @@ def _readable(url: str) -> Iterator[None]:
 
 def _unreadable(url: str, error: Exception) -> DataError:
     line = getattr(error, "doc", "")[:60]  # which is no JSON
-    reason = " ".join(f"{error} {line}".split())
+    reason = in_one_line(f"{error} {line}")
     return DataError(f"blocks: {url}: cannot be read: {reason}")
 
 
@@ -181,7 +181,7 @@ class Blocks(InLanes):
     # -- as OwnOrder ------------------------------------------------------------------------------
 
     def of_epoch(self, seed: int, epoch: int) -> Order:
-        return LaneEpoch(self.sizes, seed, epoch, self.lanes)
+        return lane_order(self.sizes, seed, epoch, self.lanes)
 
     def plan(self, lanes: int) -> None:
         """Keep the blocks of this rank's lanes in memory.

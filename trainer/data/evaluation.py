@@ -73,15 +73,14 @@ class EvaluationBatches:
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         """Yield the batches of this rank. Collective for a stream: call on every rank."""
-        if self.size is None:
-            yield from self._of_stream()
-            return
-
-        for part, batch in zip(self.items.parts(), self._loader, strict=True):
+        read: Any = self._of_stream()
+        if self.size is not None:
+            read = zip(self.items.parts(), self._loader, strict=True)
+        for part, batch in read:
             yield batch, examples_in(batch, len(part))
 
-    def _of_stream(self) -> Iterator[tuple[Any, int]]:
-        """Yield this rank's part of each block, a batch of all ranks. Collective."""
+    def _of_stream(self) -> Iterator[tuple[range, Any]]:
+        """Yield this rank's part of each block, which is a batch of all ranks. Collective."""
         from .blocks import blocks  # a set with an index needs none
 
         read = blocks(self.dataset, self.layout.global_batch_size, 0)
@@ -94,8 +93,7 @@ class EvaluationBatches:
             )
         while block:
             [part] = parts_of_rank(range(len(block)), self.layout)
-            batch = self.collate([block[place] for place in part or [0]])  # a padding batch
-            yield batch, examples_in(batch, len(part))
+            yield part, self.collate([block[place] for place in part or [0]])  # a padding batch
             block = next(read, [])
 
     def first(self) -> tuple[Any, int]:

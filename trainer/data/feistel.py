@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isqrt
 
 import numpy as np
@@ -11,8 +12,8 @@ Indices = NDArray[np.int64]
 _Words = NDArray[np.uint64]
 
 
-class FeistelOrder:
-    """A permutation computed on access, in O(1) memory.
+def feistel_order(size: int, seed: int, epoch: int) -> Callable[[Indices], Indices]:
+    """Return a permutation computed on access, in O(1) memory.
 
     An access costs some 100 microseconds, and 110 ns a sample from 1,000 samples on.
 
@@ -27,24 +28,23 @@ class FeistelOrder:
     Args:
         size: of the data set, at most 2**62.
     """
+    base = np.uint64(isqrt(size - 1) + 1)
+    keys = np.random.SeedSequence((seed, epoch)).generate_state(6, np.uint64)
 
-    def __init__(self, size: int, seed: int, epoch: int) -> None:
-        self.size = size
-        self._base = np.uint64(isqrt(size - 1) + 1)
-        self._keys = np.random.SeedSequence((seed, epoch)).generate_state(6, np.uint64)
+    def rounds(numbers: _Words) -> _Words:
+        high, low = np.divmod(numbers, base)
+        for key in keys:
+            added = _hash(low ^ key) >> np.uint64(32)
+            high, low = low, (high + added) % base
+        return high * base + low
 
-    def __getitem__(self, places: Indices, /) -> Indices:
-        indices = self._rounds(places.astype(np.uint64))
-        while (outside := indices >= self.size).any():
-            indices[outside] = self._rounds(indices[outside])
+    def order(places: Indices) -> Indices:
+        indices = rounds(places.astype(np.uint64))
+        while (outside := indices >= size).any():
+            indices[outside] = rounds(indices[outside])
         return indices.astype(np.int64)
 
-    def _rounds(self, numbers: _Words) -> _Words:
-        high, low = np.divmod(numbers, self._base)
-        for key in self._keys:
-            added = _hash(low ^ key) >> np.uint64(32)
-            high, low = low, (high + added) % self._base
-        return high * self._base + low
+    return order
 
 
 def _hash(words: _Words) -> _Words:

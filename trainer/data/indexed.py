@@ -77,7 +77,7 @@ class IndexedData(TrainData):
                     break
                 indices = [
                     [
-                        order[np.array(share, np.int64)].tolist()
+                        order(np.array(share, np.int64)).tolist()
                         for share in self.order.shares(part, self.layout)
                     ]
                     for part in self.order.parts(taken, self.layout)

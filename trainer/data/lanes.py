@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import CheckpointError, DataError
 from ..text import listed
 from .batches import Layout, share_of_rank
-from .order import Indices, OwnOrder, epoch_order
+from .order import Indices, Order, OwnOrder, epoch_order
 
 MOST_LANES = 256
 
@@ -101,32 +101,25 @@ class InLanes(OwnOrder):
         self.plan(state["lanes"])
 
 
-class LaneEpoch:
-    """The order of an epoch.
+def lane_order(sizes: Indices, seed: int, epoch: int, lanes: int) -> Order:
+    """Return the order of an epoch. ``sizes`` are the rows of each block, in the order of files."""
+    blocks = epoch_order(len(sizes), seed, epoch)
+    begins = (np.cumsum(sizes) - sizes)[blocks]
+    ends = np.cumsum(sizes[blocks])
 
-    Args:
-        sizes: rows of each block, in the order of the files.
-    """
-
-    def __init__(self, sizes: Indices, seed: int, epoch: int, lanes: int) -> None:
-        self._key = (seed, epoch)
-        self._lanes = lanes
-        self._blocks = epoch_order(len(sizes), *self._key)
-        self._sizes = sizes[self._blocks]
-        self._begins = (np.cumsum(sizes) - sizes)[self._blocks]
-        self._ends = np.cumsum(self._sizes)
-        self._rows = lru_cache(lanes + 1)(self._shuffled)
-
-    def __getitem__(self, places: Indices, /) -> Indices:
-        numbers, lanes = np.divmod(places, self._lanes)
-        each, more = divmod(int(self._ends[-1]), self._lanes)
-        in_sequence = lanes * each + np.minimum(lanes, more) + numbers
-        slots = np.searchsorted(self._ends, in_sequence, side="right")
-        pairs = zip(slots.tolist(), (in_sequence - self._ends[slots]).tolist(), strict=True)
-        return np.array([self._rows(slot)[behind_end] for slot, behind_end in pairs], np.int64)
-
-    def _shuffled(self, slot: int) -> Indices:
+    @lru_cache(lanes + 1)
+    def shuffled(slot: int) -> Indices:
         """Return the rows of a block, by its number in the sequence of shuffled blocks."""
-        size, block = int(self._sizes[slot]), int(self._blocks[slot])
-        rows: Indices = self._begins[slot] + epoch_order(size, *self._key, block)
+        block = int(blocks[slot])
+        rows: Indices = begins[slot] + epoch_order(int(sizes[block]), seed, epoch, block)
         return rows
+
+    def rows_at(places: Indices) -> Indices:
+        numbers, own = np.divmod(places, lanes)
+        each, more = divmod(int(ends[-1]), lanes)
+        in_sequence = own * each + np.minimum(own, more) + numbers
+        slots = np.searchsorted(ends, in_sequence, side="right")
+        pairs = zip(slots.tolist(), (in_sequence - ends[slots]).tolist(), strict=True)
+        return np.array([shuffled(slot)[behind_end] for slot, behind_end in pairs], np.int64)
+
+    return rows_at

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch.utils.data import ConcatDataset
 
 from ..errors import CheckpointError, DataError
 from .batches import size_of
-from .feistel import FeistelOrder
+from .feistel import feistel_order
 from .order import ENDLESS, Indices, Order, OwnOrder
 from .seeds import seed_of
 
@@ -106,7 +106,21 @@ class Mixed(OwnOrder):
         return self.rows[index % len(self)]
 
     def of_epoch(self, seed: int, epoch: int) -> Order:
-        return MixedEpoch(self, seed, epoch)
+        return partial(self._indices, seed, epoch)
+
+    def _indices(self, seed: int, epoch: int, places: Indices) -> Indices:
+        """Return the indices of the rows at places of an epoch."""
+        phases = self.phases(epoch)
+        before, after = _counts(phases, places).T, _counts(phases, places + 1).T
+        sources = np.argmax(after > before, axis=-1)
+        numbers = epoch * self.limits[sources] + before[after > before]
+        passes, rows = np.divmod(numbers, self.sizes[sources])
+        for source, turn in {*zip(sources.tolist(), passes.tolist(), strict=True)}:
+            order = feistel_order(int(self.sizes[source]), seed_of(seed, source), turn)
+            taken = (sources == source) & (passes == turn)
+            rows[taken] = order(rows[taken])
+        found: Indices = passes * len(self) + self.begins[sources] + rows
+        return found
 
     def counts(self, position: int) -> Indices:
         """Return how many samples of each source come before a position."""
@@ -195,26 +209,3 @@ def _shares(units: Sequence[int], samples: Any) -> list[Any]:
 
 def _units(weights: Any) -> list[int]:
     return [round(UNITS * weight / sum(weights)) for weight in weights]
-
-
-class MixedEpoch:
-    """The order of an epoch of a mixture."""
-
-    def __init__(self, mixed: Mixed, seed: int, epoch: int) -> None:
-        self._mixed = mixed
-        self._seed = seed
-        self._epoch = epoch
-
-    def __getitem__(self, places: Indices, /) -> Indices:
-        mixed = self._mixed
-        phases = mixed.phases(self._epoch)
-        before, after = _counts(phases, places).T, _counts(phases, places + 1).T
-        sources = np.argmax(after > before, axis=-1)
-        numbers = self._epoch * mixed.limits[sources] + before[after > before]
-        passes, rows = np.divmod(numbers, mixed.sizes[sources])
-        for source, turn in {*zip(sources.tolist(), passes.tolist(), strict=True)}:
-            order = FeistelOrder(int(mixed.sizes[source]), seed_of(self._seed, source), turn)
-            taken = (sources == source) & (passes == turn)
-            rows[taken] = order[rows[taken]]
-        found: Indices = passes * len(mixed) + mixed.begins[sources] + rows
-        return found

@@ -30,7 +30,7 @@ ENDLESS = 2**40  # places of an epoch that never ends
 class Order(Protocol):
     """The samples at places of an epoch."""
 
-    def __getitem__(self, places: Indices, /) -> Indices: ...
+    def __call__(self, places: Indices, /) -> Indices: ...
 
 
 class OwnOrder:
@@ -85,11 +85,11 @@ class Permuted(OwnOrder):
 
     def of_epoch(self, seed: int, epoch: int) -> Order:
         if self.name == "permutation":
-            return epoch_order(self.places, seed, epoch)
+            return epoch_order(self.places, seed, epoch).take
 
-        from .feistel import FeistelOrder
+        from .feistel import feistel_order
 
-        return FeistelOrder(self.places, seed, epoch)
+        return feistel_order(self.places, seed, epoch)
 
     def state(self) -> str:
         return self.name

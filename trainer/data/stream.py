@@ -67,13 +67,6 @@ class StreamData(TrainData, IterableDataset[Any]):
         for window, self._state in islice(read, steps):
             yield window
 
-    def __iter__(self) -> Iterator[tuple[Window, State] | TrainerError]:
-        """Yield this rank's windows, each with the state that follows."""
-        try:
-            yield from self.read()
-        except TrainerError as error:
-            yield error
-
     def parts(self, begin: int, end: int) -> Sequence[Sequence[int]]:
         taken = range(begin, end)
         return self.order.parts(taken, self.layout)  # type: ignore[no-any-return]
@@ -106,24 +99,27 @@ class StreamData(TrainData, IterableDataset[Any]):
     def samples_to_read_over(self) -> int:
         return self._state.offset if self._state.stream is None else 0
 
-    def read(self) -> Iterator[tuple[Window, State]]:
-        """Yield this rank's windows, each with the state that follows."""
+    def __iter__(self) -> Iterator[tuple[Window, State] | TrainerError]:
+        """Yield this rank's windows, each with the state that follows, or an error at the end."""
         state, step = self._state, self._done
-        while True:
-            begin = state
-            for window, state in self._epoch(begin, step):
-                step = window.now.step
-                yield window, state
+        try:
+            while True:
+                begin = state
+                for window, state in self._epoch(begin, step):
+                    step = window.now.step
+                    yield window, state
 
-            if state is begin and begin.offset == 0:
-                raise DataError(
-                    f"Data.train gave no global batch in epoch {begin.epoch}, after "
-                    f"{begin.samples} samples: it is empty, smaller than a global batch with "
-                    "drop_last, or cannot be read again. Lower max_steps, or give an object whose "
-                    "__iter__ starts anew"
-                )
-            if state.offset > 0:
-                state = State(state.samples, state.epoch + 1)
+                if state is begin and begin.offset == 0:
+                    raise DataError(
+                        f"Data.train gave no global batch in epoch {begin.epoch}, after "
+                        f"{begin.samples} samples: it is empty, smaller than a global batch with "
+                        "drop_last, or cannot be read again. Lower max_steps, or give an object "
+                        "whose __iter__ starts anew"
+                    )
+                if state.offset > 0:
+                    state = State(state.samples, state.epoch + 1)
+        except TrainerError as error:
+            yield error
 
     def _epoch(self, start: State, step: int) -> Iterator[tuple[Window, State]]:
         """Yield the windows from a state to the end of its epoch."""

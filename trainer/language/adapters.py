@@ -24,8 +24,6 @@ from .pretrained import configure
 from .problems import first_line, setting_error
 
 FILE = "adapter_model.safetensors"
-
-
 CONFIG = "adapter_config.json"
 REFERENCE = "reference"  # the name of a frozen second adapter
 

@@ -187,12 +187,13 @@ class DPO(PreferenceTask):
         ``distances`` are (pairs, 2), the logarithms of policy over reference, chosen first. Those
         of ``BY_TOKEN`` are a token's.
         """
+        if self.objective == "orpo":  # the odds
+            distances = distances - torch.log(-torch.expm1(distances))
         gap = distances[:, 0] - distances[:, 1]
         if self.objective == "ipo":
             return (gap - 1 / (2 * self.beta)).square()
         if self.objective == "orpo":
-            odds = distances - torch.log(-torch.expm1(distances))
-            return -self.beta * logsigmoid(odds[:, 0] - odds[:, 1])
+            return -self.beta * logsigmoid(gap)
         share = self.label_smoothing
         if self.objective == "robust":
             share /= 2 * share - 1

@@ -23,7 +23,7 @@ from ..data.cache import prepare_once
 from ..private.transformers import converts_files, model_from_config, save_converted
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained
-from ..text import listed
+from ..text import listed, several
 from .configuration import changed_configuration
 from .problems import setting_error, setting_errors
 from .quantized import follow_autocast, placement_in_4_bits
@@ -189,12 +189,11 @@ def _new_tensors(
             "model", name, f"its files lack {listed(lost)}, which would begin as random numbers"
         )
 
-    patterns = [ignored] if isinstance(ignored, str) else ignored
     unused = [
         key
         for key in sorted(info["unexpected_keys"])
         if (auto_class == CAUSAL or body.match(key))
-        and not any(fnmatchcase(key, pattern) for pattern in patterns)
+        and not any(fnmatchcase(key, pattern) for pattern in several(ignored))
     ]
     if unused:
         raise setting_error(

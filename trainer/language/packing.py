@@ -22,7 +22,7 @@ from torch.utils.data import default_collate, default_convert
 from ..data.cache import prepare_once
 from .problems import setting_error
 from .sources import Row
-from .tokens import TARGET, Corpus, Encoder, Int64Array, UInt32Array, words_of
+from .tokens import TARGET, Corpus, Encoder, Int64Array, UInt32Array, has_target, words_of
 
 IGNORED = -100  # label of a position that has no loss
 FORMAT = 2  # raised when the same documents become other rows
@@ -103,8 +103,7 @@ def tokenize(
     rows: Sequence[Row], *, encoder: Encoder, settings: Mapping[str, Any]
 ) -> list[dict[str, Tensor]]:
     """Return the rows of documents that are tokenized now. ``settings`` are of ``plan_rows``."""
-    documents = encoder.encode([("a row of data", row) for row in rows])
-    coded = [np.array(ids, np.uint32) | targets * TARGET for ids, targets in documents]
+    coded = [*encoder.encode([("a row of data", row) for row in rows])]
     ends = np.cumsum([0, *map(len, coded)])
     tokens = np.concatenate([np.empty(0, np.uint32), *coded])
     pieces, begins = plan_rows(tokens, np.array([*pairwise(ends)]), **settings)
@@ -166,7 +165,7 @@ def cut_documents(
         stop = end - 1 if keep_rest else start + 1
         for first in range(start, stop, length):
             size = min(length, end - 1 - first)
-            if (tokens[first + 1 : first + size + 1] & TARGET).any():
+            if has_target(tokens[first : first + size + 1]):
                 pieces.append((first, size))
     return np.array(pieces, np.int64).reshape(-1, 2)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from operator import eq
 from os.path import commonprefix
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from .columns import Columns, system_of, take
 from .messages import Chat, Message, read_messages
 from .problems import setting_error
 from .sources import Row
-from .tokens import Corpus, Encoder, Int64Array, UInt32Array
+from .tokens import Corpus, Encoder, Int64Array, UInt32Array, has_target, words_of
 
 # Columns of the prompt that data sets have. Without any, the prompt is the beginning of both sides.
 PROMPTS = ("prompt", "messages", "conversations", "conversation", "question", "instruction")
@@ -136,16 +136,16 @@ class PairEncoder(Encoder):
 
     columns: PairColumns
 
-    def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[tuple[list[int], Any]]:
+    def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[UInt32Array]:
         limit = self.columns.tokens
         for origin, row in rows:
-            pair = list(super().encode([(origin, row)]))
+            pair = [*super().encode([(origin, row)])]
             if not pair:
                 continue
-            fits = self.columns.cuts or all(len(ids) <= limit for ids, _ in pair)
-            cut = [(ids[:limit], targets[:limit]) for ids, targets in pair]
-            begins = all(np.any(targets[1:]) for _, targets in cut)
-            if fits and begins and cut[0][0] != cut[1][0]:
+            fits = self.columns.cuts or all(len(side) <= limit for side in pair)
+            cut = [side[:limit] for side in pair]
+            differ = not np.array_equal(*map(words_of, cut))  # type: ignore[arg-type]
+            if fits and differ and all(map(has_target, cut)):
                 self.numbers.append(float(row.get("margin") or 0.0))
                 yield from cut
                 continue
@@ -154,14 +154,6 @@ class PairEncoder(Encoder):
                 "these tokens, and end there unless long_documents is cut"
             )
             self.leave_out(setting_error("data", origin, rule))
-
-
-class Pair(NamedTuple):
-    """The tokens of both sides of a pair, chosen first. Targets have the bit ``TARGET``."""
-
-    sides: list[UInt32Array]
-    number: int
-    margin: float
 
 
 class Pairs:
@@ -182,7 +174,8 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def __getitem__(self, index: int) -> Pair:
+    def __getitem__(self, index: int) -> tuple[list[UInt32Array], int, float]:
+        """Return the tokens of both sides, chosen first, the number of the pair, and the margin."""
         # IndexError behind the last pair
         sides = [self.corpus.tokens[start:end] for start, end in self.spans[index]]
-        return Pair(sides, self.first + index, self.corpus.numbers[self.chosen[index]])
+        return sides, self.first + index, self.corpus.numbers[self.chosen[index]]

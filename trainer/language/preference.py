@@ -16,7 +16,7 @@ import torch
 from ..task import Data, Task
 from .columns import usual_columns
 from .decoder import DecoderTask
-from .pairs import PROMPTS, Pair, PairColumns, PairEncoder, Pairs
+from .pairs import PROMPTS, PairColumns, PairEncoder, Pairs
 from .sources import Row
 from .tokens import ROWS, Encoder, Int64Array
 
@@ -85,7 +85,7 @@ class PreferenceTask(DecoderTask):
     def rows(self, sides: Sequence[Any]) -> dict[str, Tensor]:
         """Return the inputs of a batch, each (sides, tokens). Targets have the bit ``TARGET``."""
 
-    def collate(self, pairs: Sequence[Pair]) -> dict[str, Tensor]:
+    def collate(self, pairs: Sequence[Any]) -> dict[str, Tensor]:
         """Return a batch of pairs: the inputs, and number and margin of each pair."""
         sides, numbers, margins = zip(*pairs, strict=True)
         return {

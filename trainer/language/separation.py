@@ -25,9 +25,9 @@ POSITIONS = ([*range(5), *range(6)], [*range(7), *range(3), 0])
 SECOND = (0, slice(5, None))  # the second document of the first row
 
 
-def small_batch(model: Any) -> dict[str, Tensor]:
-    """Return a batch of unlike tokens: two packed rows, with several documents each."""
-    positions = torch.tensor(POSITIONS, device=model.device)
+def small_batch(model: Any, given: Any = POSITIONS) -> dict[str, Tensor]:
+    """Return a batch of unlike tokens at the given positions."""
+    positions = torch.tensor(given, device=model.device)
     ids = torch.arange(positions.numel(), device=model.device).view_as(positions)
     ids %= model.get_input_embeddings().num_embeddings
     return {"input_ids": ids, "labels": ids.roll(-1), "position_ids": positions}

@@ -30,6 +30,7 @@ import fsspec
 
 from ..checkpoint.disk import hash_file
 from ..private.datasets import fingerprint
+from ..text import several
 from .problems import first_line, setting_error
 
 Row = Mapping[str, Any]
@@ -104,7 +105,7 @@ def find_sources(names: str | Sequence[str], key: str) -> list[Source]:
 
     Raises ``ConfigError`` if a file, a folder or a data set does not exist or cannot be loaded.
     """
-    return [_find(name, key) for name in ([names] if isinstance(names, str) else names)]
+    return [_find(name, key) for name in several(names)]
 
 
 def _find(name: str, key: str) -> Source:
@@ -116,12 +117,8 @@ def _find(name: str, key: str) -> Source:
     if kinds[1:] != kinds[:-1]:
         raise setting_error(key, name, "matches files of several kinds; give a pattern for each")
 
-    found = hub or path
-    options: dict[str, Any] = {"name": subset, "split": split or "train"}
-    if files:
-        found, own = kinds[0]
-        options |= {**own, "data_files": files, "streaming": True}
-    elif not hub and not Path(path).is_dir():
+    split = split or "train"
+    if not (files or hub or Path(path).is_dir()):
         raise setting_error(
             key, name, "no such file, folder or match of a pattern; hf:NAME is on the Hub"
         )
@@ -130,14 +127,15 @@ def _find(name: str, key: str) -> Source:
         if JSON in kinds:
             dataset: Any = JsonRows(files)
         elif files:  # also if a folder has the name of the kind
-            dataset = load_dataset(found, **options)
+            kind, options = kinds[0]
+            dataset = load_dataset(kind, data_files=files, split=split, streaming=True, **options)
         else:
             try:
-                dataset = load_from_disk(found)
+                dataset = load_from_disk(hub or path)
             except FileNotFoundError:  # not a folder of save_to_disk
-                dataset = load_dataset(found, **options)
+                dataset = load_dataset(hub or path, subset, split=split)
             if isinstance(dataset, DatasetDict):
-                dataset = dataset[options["split"]]
+                dataset = dataset[split]
     except Exception as error:  # no such name or no network: each library raises its own
         raise _unreadable(name, key, error) from None
     if not files and dataset.info.builder_name == "text":

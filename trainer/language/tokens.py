@@ -7,10 +7,10 @@ conversation the tokens of the assistant.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import compress, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,8 +84,8 @@ class Encoder:
         """Return the tokens that the tokenizer has."""
         return range(vocabulary_of(self.tokenizer))
 
-    def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[tuple[list[int], Any]]:
-        """Yield the tokens of each document of some rows, in order, and whether each is a target.
+    def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[UInt32Array]:
+        """Yield the tokens of each document of some rows. Targets have the bit ``TARGET``.
 
         Raises ``ConfigError`` if a row cannot be trained on, and such rows are not left out.
         """
@@ -110,10 +110,13 @@ class Encoder:
             verbose=False,
         )
         for number, ids in enumerate(coded["input_ids"]):
-            targets = np.ones(len(ids), bool)
+            learnt: Iterable[Sequence[int]] = [(0, len(ids))]
             if has_spans:
-                targets = tokens_in_spans(coded["offset_mapping"][number], spans[number])
-            yield (ids, targets) if self.writer.text else self._with_ends(ids, targets)
+                learnt = token_parts(coded["offset_mapping"][number], spans[number])
+            tokens = np.array(ids, np.uint32)
+            for start, end in learnt:
+                tokens[start:end] |= TARGET
+            yield tokens if self.writer.text else self._with_ends(ids, tokens)
 
     def leave_out(self, error: ConfigError) -> None:
         """Keep the error of a row. Raise the error if bad rows are not left out."""
@@ -128,8 +131,8 @@ class Encoder:
         chats = self.columns.read(row, origin, as_chat=bool(self.writer.text))
         return [self.writer.write(origin, chat) for chat in chats]
 
-    def _ids(self, origin: str, row: Row) -> tuple[list[int], Any]:
-        """Return the tokens of a row, without padding, and whether each is a target."""
+    def _ids(self, origin: str, row: Row) -> UInt32Array:
+        """Return the tokens of a row, without padding."""
         ids = row.get("input_ids") or []
         labels = row.get("labels") or ids
         mask = row.get("attention_mask") or [True] * len(ids)
@@ -145,18 +148,18 @@ class Encoder:
                 "tokenizer's tokens, and labels equal to input_ids or -100",
             )
         targets = np.equal(labels, ids) | (self.columns.learn == "all")
-        return [*compress(ids, mask)], np.compress(mask, targets)
+        return np.compress(mask, np.array(ids, np.uint32) | targets * TARGET)
 
-    def _with_ends(self, ids: list[int], targets: Any) -> tuple[list[int], Any]:
+    def _with_ends(self, ids: list[int], tokens: UInt32Array) -> UInt32Array:
         """Append the EOS token if missing, as a target, and drop a second BOS token."""
         begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         if begin != end and ids[:2] == [begin, begin]:
-            ids, targets = ids[1:], targets[1:]
+            tokens = tokens[1:]
         if end is None:
-            return ids, targets
-        if ids[-1:] != [end]:
-            ids = [*ids, end]
-        return ids, np.append(targets[: len(ids) - 1], True)
+            return tokens
+        if ids[-1:] == [end]:
+            tokens = tokens[:-1]
+        return np.append(tokens, TARGET | end)
 
 
 def words_of(tokens: UInt32Array) -> Int64Array:
@@ -164,17 +167,24 @@ def words_of(tokens: UInt32Array) -> Int64Array:
     return (tokens & ~TARGET).astype(np.int64)
 
 
-def tokens_in_spans(
-    offsets: Sequence[tuple[int, int]], spans: Sequence[Sequence[int]]
-) -> NDArray[np.bool]:
-    """Return whether each token has a character of a span, or is between such tokens."""
+def has_target(tokens: UInt32Array) -> bool:
+    """Return whether a document has a target. Nothing predicts the first token."""
+    return bool((tokens[1:] & TARGET).any())
+
+
+def token_parts(
+    offsets: Sequence[tuple[int, int]], parts: Sequence[Sequence[int]]
+) -> Iterator[Sequence[int]]:
+    """Yield parts of a text, which end with their first character and that behind the last.
+
+    These two become tokens, from the first to the last with a character of the part. Parts without
+    a token are left out.
+    """
     begins, ends = np.array(offsets, np.int64).reshape(-1, 2).T
-    targets = np.zeros(len(offsets), bool)
-    for start, end in spans:
-        inside = np.flatnonzero((begins < end) & (ends > start))
-        if len(inside):
-            targets[inside[0] : inside[-1] + 1] = True
-    return targets
+    for *label, start, end in parts:
+        inside = np.flatnonzero((begins < end) & (ends > start)).tolist()
+        if inside:
+            yield *label, inside[0], inside[-1] + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,14 +260,13 @@ def _write(folder: Path, sources: Sequence[Source], encoders: Sequence[Encoder])
             name = f"tokenising {source.name}"
             rows = iter(tqdm(source.read(), desc=name, unit=" rows", disable=None))
             while batch := list(islice(rows, ROWS)):
-                for ids, targets in encoder.encode(batch):
-                    if not np.any(targets[1:]):  # nothing predicts the first token of a document
+                for tokens in encoder.encode(batch):
+                    if not has_target(tokens):
                         left_out += 1
                         continue
-                    tokens = np.array(ids, np.uint32) | targets * TARGET
                     file.write(tokens.data)
                     content.update(tokens.data)
-                    lengths.append(len(ids))
+                    lengths.append(len(tokens))
 
     bad = [error for encoder in encoders for error in encoder.bad]
     silent = sum(encoder.writer.without_thoughts for encoder in encoders)

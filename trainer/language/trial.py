@@ -9,6 +9,7 @@ At last ``separation.py`` proves that documents are separate on the training's d
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ..private.accelerate import is_connected
 from ..private.transformers import attention_of
 from .problems import first_line
 from .quantized import training_device
-from .separation import prove_separation
+from .separation import prove_separation, small_batch
 from .varlen import NAME, Whole, set_attention, with_documents
 
 _SIZES = [19, 29]  # of the documents, in tokens. Their sum has many divisors.
@@ -71,9 +72,8 @@ def _compare(model: Any, parts: int) -> None:
     """Compute the documents alone, and in the parts of a row. Raise if the outputs are others."""
     # Parts end within documents.
     sizes = _SIZES * (math.lcm(sum(_SIZES), parts) // sum(_SIZES))
-    positions = torch.cat([*map(torch.arange, sizes)])[None]
-    ids = torch.arange(sum(sizes))[None] % model.get_input_embeddings().num_embeddings
-    inputs = inputs_of_trial({"input_ids": ids, "position_ids": positions})
+    inputs = inputs_of_trial(small_batch(model, [[*chain(*map(range, sizes))]]))
+    ids = inputs["input_ids"]
     for name in ("input_ids", "position_ids"):
         inputs[name] = inputs[name].view(parts, -1)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from .chat import ChatWriter
 from .columns import USUAL, Columns, usual_columns
 from .sources import Row
 from .templates import read_template
-from .tokens import tokens_in_spans
+from .tokens import token_parts
 
 
 class Turn(NamedTuple):
@@ -43,16 +41,13 @@ def tokenize_rows(
         ConfigError: a row is no conversation, or the template refuses a conversation.
     """
     writer = ChatWriter(tokenizer, read_template(tokenizer, template)[0])
-    for number, row in enumerate(rows, 1):
-        origin = f"row {number}"
+    for place, row in enumerate(rows, 1):
+        origin = f"row {place}"
         [chat] = Columns(*usual_columns(row, USUAL)).read(row, origin, as_chat=True)
         text, parts = writer.turns(origin, chat)
         coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         turns = []
-        for message, start, end in parts:
-            inside = tokens_in_spans(coded["offset_mapping"], [(start, end)])
-            tokens = np.flatnonzero(inside).tolist()
-            if tokens:
-                said = chat.messages[message]
-                turns.append(Turn(said["role"], tokens[0], tokens[-1] + 1, said.is_learnt))
+        for number, start, end in token_parts(coded["offset_mapping"], parts):
+            message = chat.messages[number]
+            turns.append(Turn(message["role"], start, end, message.is_learnt))
         yield Tokenized(coded["input_ids"], turns)

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ..config.paths import LocalPath
+from ..text import several
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,5 +33,4 @@ class WeightedSource:
     @property
     def paths(self) -> list[str]:
         """Return the paths, each with the split."""
-        paths = [self.path] if isinstance(self.path, str) else self.path
-        return [f"{path}@{self.split}" if self.split else path for path in paths]
+        return [f"{path}@{self.split}" if self.split else path for path in several(self.path)]

@@ -92,10 +92,13 @@ class Muon(WholeOptimizer, AdamW):
             "adamw": (settings.get("adam_lr") or plan.lr_reference) * plan.lr / plan.lr_reference,
         }
         patterns = dict.fromkeys(_EDGES, "adamw") | settings.get("names", {})
-        modules = list(model.modules())
-        filters = {m.weight for m in modules if isinstance(m, ConvolutionBase)}
-        linear = [m.weight for m in modules if isinstance(m, nn.Linear) and m.weight.requires_grad]
-        edges = {*linear[-1:], *(m.weight for m in modules if isinstance(m, nn.Embedding))}
+
+        def weights(kind: Any) -> list[Any]:
+            return [layer.weight for layer in model.modules() if isinstance(layer, kind)]
+
+        filters = {*weights(ConvolutionBase)}
+        linear = [weight for weight in weights(nn.Linear) if weight.requires_grad]
+        edges = {*linear[-1:], *weights(nn.Embedding)}
 
         groups: dict[str, Group] = {}
         for name, own in model.named_parameters():

@@ -17,7 +17,7 @@ from layouts import Numbers, consumed, heavy, layout, layouts
 from torch import Tensor
 
 from trainer.data.evaluation import EvaluationBatches
-from trainer.data.feistel import FeistelOrder
+from trainer.data.feistel import feistel_order
 from trainer.data.indexed import IndexedData
 from trainer.data.order import PERMUTED_UP_TO, epoch_order
 from trainer.data.stream import StreamData
@@ -155,7 +155,7 @@ def test_sets_up_to_the_limit_keep_their_permutation() -> None:
     at_the_limit = IndexedData(Numbers(PERMUTED_UP_TO), layout(micro=8), seed=2)
     assert consumed(at_the_limit, 0, 1) == [epoch_order(PERMUTED_UP_TO, 2, 0)[:8].tolist()]
     above = IndexedData(Numbers(PERMUTED_UP_TO + 1), layout(micro=8), seed=2)
-    assert consumed(above, 0, 1) == [FeistelOrder(PERMUTED_UP_TO + 1, 2, 0)[np.arange(8)].tolist()]
+    assert consumed(above, 0, 1) == [feistel_order(PERMUTED_UP_TO + 1, 2, 0)(np.arange(8)).tolist()]
 
 
 def test_a_run_keeps_the_order_that_it_began_with() -> None:
@@ -166,7 +166,7 @@ def test_a_run_keeps_the_order_that_it_began_with() -> None:
     assert consumed(data, 16, 1) == [epoch_order(above, 2, 0)[16:24].tolist()]
     assert data.state() == {"samples": 24, "order": "permutation"}
     data.restore({"samples": 16, "order": "feistel"})
-    assert consumed(data, 16, 1) == [FeistelOrder(above, 2, 0)[np.arange(16, 24)].tolist()]
+    assert consumed(data, 16, 1) == [feistel_order(above, 2, 0)(np.arange(16, 24)).tolist()]
     for name in ("riffle", ["feistel"], None, 3):
         with pytest.raises(AssertionError, match="no order of the data"):
             data.restore({"samples": 16, "order": name})

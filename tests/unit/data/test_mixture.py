@@ -26,7 +26,7 @@ def mixture(**given: tuple[Any, ...]) -> Any:
 
 def values(mixed: Any, begin: int, end: int) -> np.ndarray:
     order = mixed.own_order.of_epoch(SEED, 0)
-    return np.array([mixed[index] for index in order[np.arange(begin, end)]])
+    return np.array([mixed[index] for index in order(np.arange(begin, end))])
 
 
 def sources(found: np.ndarray) -> np.ndarray:
@@ -49,7 +49,7 @@ def test_every_aligned_thousand_has_the_shares_and_every_pass_each_row_once() ->
         assert all(len(set(one.tolist())) == size for one in passes)
         if len(passes) > 1:
             assert not np.array_equal(passes[0], passes[1]), "another order in each pass"
-    indices = mixed.own_order.of_epoch(SEED, 0)[np.arange(30_000)]
+    indices = mixed.own_order.of_epoch(SEED, 0)(np.arange(30_000))
     assert len(set(indices.tolist())) == 30_000, "a later pass is augmented in another way"
 
 
@@ -92,9 +92,9 @@ def test_a_source_ends_behind_its_passes_and_the_others_get_its_share() -> None:
     places = 5000 + 600 + 12_000
     assert mixed.own_order.places == places
     assert counts(values(mixed, 0, places)) == [5000, 600, 12_000]
-    again = mixed.own_order.of_epoch(SEED, 1)[np.arange(places)]
+    again = mixed.own_order.of_epoch(SEED, 1)(np.arange(places))
     assert mixed.own_order.counts(2 * places).tolist() == [10_000, 1200, 24_000]
-    assert not np.array_equal(again, mixed.own_order.of_epoch(SEED, 0)[np.arange(places)])
+    assert not np.array_equal(again, mixed.own_order.of_epoch(SEED, 0)(np.arange(places)))
 
 
 def test_a_change_of_weights_begins_a_phase_and_keeps_what_came_before() -> None:
@@ -107,7 +107,7 @@ def test_a_change_of_weights_begins_a_phase_and_keeps_what_came_before() -> None
     found = values(after, 0, 20_000)
     assert np.array_equal(found[:1500], values(before, 0, 1500))
     assert counts(found[1500:2500]) == [200, 200, 600]
-    assert len(set(after.own_order.of_epoch(SEED, 0)[np.arange(20_000)].tolist())) == 20_000
+    assert len(set(after.own_order.of_epoch(SEED, 0)(np.arange(20_000)).tolist())) == 20_000
 
     again = mixture(code=(0.2, 1), web=(0.2, 2), maths=(0.6,))
     again.own_order.restore(after.own_order.state(), 9000)

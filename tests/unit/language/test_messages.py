@@ -12,6 +12,7 @@ from tiny_language import MARKED, conversation, tokenizer
 from trainer import ConfigError
 from trainer.language.messages import in_form, read_messages, thoughts_and_words
 from trainer.language.templates import CHATML
+from trainer.language.tokens import words_of
 
 
 def test_tools_and_settings_of_a_row_reach_the_template() -> None:
@@ -19,8 +20,8 @@ def test_tools_and_settings_of_a_row_reach_the_template() -> None:
     row = {**conversation("Hi", "Good"), "tools": []}
     more = {"tools": json.dumps([CALL]), "chat_template_kwargs": {"mood": "glad"}}
     for given, begin in (({**row, **more}, "get_timeglad"), (row, "sad")):
-        [(ids, _)] = encoder(names + CHATML, settings={"mood": "sad"}).encode([("row", given)])
-        assert tokenizer().decode(ids).startswith(begin + "<|im_start|>user")
+        [tokens] = encoder(names + CHATML, settings={"mood": "sad"}).encode([("row", given)])
+        assert tokenizer().decode(words_of(tokens)).startswith(begin + "<|im_start|>user")
 
 
 def test_messages_of_weight_0_and_those_of_a_prompt_are_not_trained_on() -> None:

@@ -40,7 +40,7 @@ def task(llama: Path, tmp_path: Path) -> Callable[..., DPO]:
 def sides(dpo: DPO, number: int = 0) -> list[tuple[str, str]]:
     """The text before the answer, and the answer, of both sides of a pair."""
     found = []
-    for tokens in dpo.build_data().train[number].sides:
+    for tokens in dpo.build_data().train[number][0]:
         ids, targets = words_of(tokens), tokens >= TARGET
         start = int(targets.argmax())
         assert targets[start:].all(), "the answer is the end"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import compress
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tiny_language import conversation, tokenizer
 from trainer import ConfigError
 from trainer.language import CausalLM
 from trainer.language.columns import Columns
-from trainer.language.tokens import Encoder
+from trainer.language.tokens import TARGET, Encoder, words_of
 
 
 def test_of_a_prompt_and_its_completion_the_completion_is_trained_on(
@@ -78,9 +79,9 @@ def joined_words() -> Any:
 def pair(tokenizer: Any, prompt: str, completion: str) -> tuple[list[str], list[str]]:
     """All tokens of a prompt and its completion, and those that are targets."""
     encoder = Encoder(tokenizer, Columns(kind="prompt", names=("p", "c")))
-    [(ids, flags)] = encoder.encode([("row", {"p": prompt, "c": completion})])
-    tokens = tokenizer.convert_ids_to_tokens(ids)
-    return tokens, [token for token, flag in zip(tokens, flags, strict=True) if flag]
+    [coded] = encoder.encode([("row", {"p": prompt, "c": completion})])
+    tokens = tokenizer.convert_ids_to_tokens(words_of(coded))
+    return tokens, [*compress(tokens, coded & TARGET)]
 
 
 def test_a_prompt_and_its_completion_are_one_text() -> None:
@@ -99,11 +100,9 @@ def test_a_text_has_one_beginning_and_one_end() -> None:
     assert pair(own, "ask:", " you</s>")[1] == ["▁you", "</s>"], "the row has the end already"
     encoder = Encoder(own, Columns("text", ("text",)))
     for text in ("you", "<s>you", "you</s>", "<s>you</s>"):
-        [(ids, flags)] = encoder.encode([("row", {"text": text})])
-        tokens = own.convert_ids_to_tokens(ids)
-        assert tokens.count("<s>") == tokens.count("</s>") == 1 and len(flags) == len(ids) == sum(
-            flags
-        ), text
+        [coded] = encoder.encode([("row", {"text": text})])
+        tokens = own.convert_ids_to_tokens(words_of(coded))
+        assert tokens.count("<s>") == tokens.count("</s>") == 1 and (coded & TARGET).all(), text
     ends_itself = [("<s>", 1), ("</s>", 2)]
     own.backend_tokenizer.post_processor = TemplateProcessing(
         single="<s> $A </s>", special_tokens=ends_itself
