@@ -60,7 +60,7 @@ class ModelFile(NamedTuple):
         product = model.get_submodule(task.exported)
         part = task.saved_part(product)
         if part is None:
-            every = {name: name for name, _ in canonical_state(product)}
+            every = {name: name for name in canonical_state(product)}
             part = SavedPart(file=MODEL_FILE, names=every, load=loader_of(product))
             if not task.exported:
                 return cls(dtypes=dtypes, load=part.load)
@@ -187,7 +187,7 @@ def export_dtypes(
         model: not prepared yet.
         wanted: a dtype, or ``auto``: that of the files in ``sources`` from which a tensor is read.
     """
-    own = {name for name, tensor in canonical_state(model) if tensor.is_floating_point()}
+    own = {name for name, tensor in canonical_state(model).items() if tensor.is_floating_point()}
     if wanted != "auto":
         return dict.fromkeys(own, getattr(torch, wanted))
     if not sources:

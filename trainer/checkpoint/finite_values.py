@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from .parts import Parts
-from .safetensors_io import Key
 
 
 @torch.no_grad()
@@ -17,8 +16,7 @@ def not_finite(parts: Parts) -> str:
     finite is looked at again.
     """
     # Each rank has its own buffers until they are averaged and written.
-    buffers = [(Key("buffer", name), buffer) for name, buffer in parts.strategy.buffers()]
-    for key, tensor in (*parts.pieces(), *buffers):
+    for key, tensor in (*parts.pieces(), *parts.buffer_pieces()):
         if tensor.is_floating_point() and not tensor.sum(dtype=torch.float32).isfinite():
             may_be_infinite = key.kind in ("buffer", "frozen")
             values = tensor.float()

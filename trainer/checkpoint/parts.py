@@ -137,10 +137,9 @@ class Parts(NamedTuple):
                     yield Key(kind, shard.name), tensor
 
     def buffer_pieces(self) -> Iterator[tuple[Key, Tensor]]:
-        """Yield views of the buffers that this rank writes: rank 0 all of them."""
-        if self.rank == 0:
-            for name, buffer in self.strategy.buffers():
-                yield Key("buffer", name), buffer.detach().reshape(-1)
+        """Yield views of the buffers, of which rank 0 writes all."""
+        for name, buffer in self.strategy.buffers():
+            yield Key("buffer", name), buffer.detach().reshape(-1)
 
     def leaves_out(self, name: str, tensor: Tensor) -> bool:
         """Return whether no checkpoint holds a tensor: frozen, and not in the exported file."""

@@ -176,7 +176,7 @@ def _load_found(
         only: the names that must be there. By default all.
         without: the names that are not looked for.
     """
-    in_model = dict(canonical_state(parts.strategy.model))
+    in_model = canonical_state(parts.strategy.model)
     names_of: dict[int, list[str]] = {}
     for name, tensor in in_model.items():
         names_of.setdefault(id(tensor), []).append(name)

@@ -38,7 +38,8 @@ def take(
             are in host memory already are not copied.
     """
     taken: list[tuple[Key, Tensor]] = []
-    for key, tensor in (*pieces, *parts.buffer_pieces()):
+    buffers = parts.buffer_pieces() if parts.rank == 0 else ()
+    for key, tensor in (*pieces, *buffers):
         on_host = tensor.detach()
         if copied or tensor.is_cuda:
             try:  # from a GPU to page-locked memory, for which the host does not wait

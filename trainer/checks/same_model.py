@@ -46,7 +46,7 @@ def check_model(
     if not agreement.distributed:
         return
 
-    stored = {tensor for _, tensor in canonical_state(model) if values_come_later}
+    stored = {tensor for tensor in canonical_state(model).values() if values_come_later}
     facts = {"the model": type(model).__qualname__}
     named = [*model.named_parameters(), *model.named_buffers()]
     for place, (name, tensor) in enumerate(named):

@@ -119,7 +119,7 @@ class ZeRO(Strategy):
         # The engine makes the float32 copies of the rounded weights. So weights are kept before.
         weights: dict[str, Tensor] = {}
         if self.plan.mixed_precision != "no" and not is_on_meta(model):
-            weights = {name: tensor.detach() for name, tensor in canonical_state(model)}
+            weights = {name: tensor.detach() for name, tensor in canonical_state(model).items()}
         # The exchange bucket is no larger than the model, unless the user gave a size.
         settings = self._config["zero_optimization"]
         elements = sum(parameter.numel() for parameter in model.parameters())
