@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import set_seed
+from torch import Tensor
 
 from ..data import rng
 from ..data.seeds import seed_of
@@ -177,21 +178,21 @@ def _load_found(
         without: the names that are not looked for.
     """
     in_model = canonical_state(parts.strategy.model)
-    names_of: dict[int, list[str]] = {}
+    names_of: dict[Tensor, list[str]] = {}
     for name, tensor in in_model.items():
-        names_of.setdefault(id(tensor), []).append(name)
+        names_of.setdefault(tensor, []).append(name)
 
     places: Places = {}
     wrong = []
     for name, shape, _, handle in parts.strategy.named_tensors():
         if name in without:
             continue
-        names = names_of[id(handle)]
+        names = names_of[handle]
         stored = [
             (kind, other)
             for kind in ("average", *WEIGHTS)
             for other in names
-            if other in entries and ranges.holds(kind, other)
+            if ranges.holds(kind, other)
         ]
         if stored:
             places[name] = stored[0]

@@ -290,7 +290,7 @@ class ZeRO(Strategy):
 
     def shard(self, name: str, parameter: Any) -> Shard:
         if self._stage < 3 and not parameter.requires_grad:
-            return self.replicated(name, parameter)
+            return super().shard(name, parameter)
 
         rank = self.accelerator.process_index
         own = self.range_of(parameter, rank)
