@@ -23,7 +23,6 @@ from ..position import COUNTERS
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained, new_names
 from ..text import hidden, listed
-from .codec import encode
 from .compatibility import differences
 from .contents import WEIGHTS, Contents, decode
 from .discover import opened, verify_together
@@ -33,6 +32,7 @@ from .parts import Parts
 from .ranges import Ranges, of_pretrained
 from .restore_optimizer import begin_state, restore_schedule, restore_settings
 from .safetensors_io import Entry
+from .snapshot import encode
 from .store import MANIFEST, CheckpointInfo
 
 Places = dict[str, tuple[str, str]]  # kind and name in files, by the name in the model
