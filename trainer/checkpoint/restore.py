@@ -72,13 +72,11 @@ def _load_parts(
 ) -> list[str]:
     """Load tensors, optimizer and schedule, if the settings allow that. Return notices."""
     ranges = contents.ranges
-    shapes = {}
-    trained = []
-    for name, shape, _, handle in parts.strategy.named_tensors():
-        if not parts.leaves_out(name, handle):
-            shapes[name] = shape
-            if handle.requires_grad and 0 not in shape:
-                trained.append(name)
+    shapes = {
+        name: shape
+        for name, shape, _, handle in parts.strategy.named_tensors()
+        if not parts.leaves_out(name, handle)
+    }
     stored = {name: entry.shape for name, entry in contents.model.items()}
     # Also under the same names: the state of a shared parameter stands under its first name.
     odd = [f"{name} {shape}" for name, shape in sorted(stored.items() ^ shapes.items())]
@@ -91,7 +89,7 @@ def _load_parts(
     now = encode(parts.mathematics, {}, "mathematics")
     changes = differences(
         _compared(before, ranges.names("parameter"), state["schedule"]),
-        _compared(now, trained, schedule_state(parts.schedule)),
+        _compared(now, dict(parts.strategy.parameters()), schedule_state(parts.schedule)),
     )
     changes += parts.sampled.changes(state["content"])
     if changes and not allow_change:

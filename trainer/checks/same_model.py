@@ -76,6 +76,6 @@ def _groups(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
     """Return the kind of an optimizer, and the settings and parameters of each group."""
     facts = {"the optimizer": type(optimizer).__qualname__}
     for number, group in enumerate(groups_of(model, optimizer)):
-        rate = float(optimizer.param_groups[number].get("lr", 0.0))
+        rate = float(optimizer.param_groups[number]["lr"])
         facts |= flat(f"optimizer group {number}: ", {"lr": rate, **group})
     return facts

@@ -318,7 +318,7 @@ class FSDP2(Strategy):
 
     def stepped(self) -> Sequence[nn.Parameter]:
         self._hand_over()
-        return [self._rows[own] for own in self.trainable]
+        return [*self._rows.values()]
 
     def _hand_over(self, *_: object) -> None:
         """Give the optimizer the gradients, and rows that FSDP2 has moved since."""
