@@ -141,8 +141,7 @@ def write_model(
     try:
         delete(part)
         part.mkdir(parents=True)
-        content = (raw(tensor.contiguous()) for tensor in tensors)
-        write_file(part / file_name, chain([header(entries)], content))
+        write_file(part / file_name, chain([header(entries)], map(raw, tensors)))
         save_beside(part)
         read_header(part / file_name)
         publish(directory)

@@ -81,7 +81,7 @@ class Parts(NamedTuple):
 
     @property
     def rank(self) -> int:
-        return int(self.strategy.accelerator.process_index)
+        return self.strategy.accelerator.process_index  # type: ignore[no-any-return]
 
     @property
     def world_size(self) -> int:
@@ -139,7 +139,7 @@ class Parts(NamedTuple):
     def buffer_pieces(self) -> Iterator[tuple[Key, Tensor]]:
         """Yield views of the buffers, of which rank 0 writes all."""
         for name, buffer in self.strategy.buffers():
-            yield Key("buffer", name), buffer.detach().reshape(-1)
+            yield Key("buffer", name), buffer.reshape(-1)
 
     def leaves_out(self, name: str, tensor: Tensor) -> bool:
         """Return whether no checkpoint holds a tensor: frozen, and not in the exported file."""

@@ -176,7 +176,7 @@ class Strategy(ABC):
         """
         # Names and shapes are read before the engine changes them.
         self._names = canonical_names(model)
-        is_cast = self.plan.mixed_precision != "no" and bool(self.held or self.casts_inputs)
+        is_cast = self.plan.mixed_precision != "no" and (self.held or self.casts_inputs)
         if is_cast:
             from .full_buffers import keep_buffers_fp32
 
@@ -422,7 +422,7 @@ class Strategy(ABC):
         """Set a state that ``scaler_state`` of any strategy returned."""
         scaler = self.accelerator.scaler
         if scaler and state:
-            changed = {"scale": state["scale"], "_growth_tracker": int(state["good_steps"])}
+            changed = {"scale": state["scale"], "_growth_tracker": state["good_steps"]}
             scaler.load_state_dict({**scaler.state_dict(), **changed})
 
     def named_tensors(

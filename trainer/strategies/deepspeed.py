@@ -359,9 +359,9 @@ class ZeRO(Strategy):
         if not scaler.dynamic or not state:
             return
         scaler.cur_scale = state["scale"]
-        scaler.cur_iter = int(state["good_steps"])
+        scaler.cur_iter = state["good_steps"]
         scaler.last_overflow_iter = -1
-        scaler.cur_hysteresis = int(state.get("hysteresis", scaler.cur_hysteresis))
+        scaler.cur_hysteresis = state.get("hysteresis", scaler.cur_hysteresis)
 
     def close(self) -> None:
         self.engine.destroy()

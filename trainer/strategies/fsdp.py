@@ -91,7 +91,7 @@ class FSDP2(Strategy):
         super().__init__(plan, accelerator)
         self._sharded: list[Any] = []
         self._rows: dict[Tensor, nn.Parameter] = {}  # the optimizer's, by parameter of the model
-        self._copies = int(plan.fsdp.get("dp_replicate_size", 1))
+        self._copies: int = plan.fsdp.get("dp_replicate_size", 1)
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class FSDP2(Strategy):
                 "fsdp_transformer_layer_cls_to_wrap"
             )
 
-        offload = bool(self.plan.fsdp.get("activation_checkpointing_offload"))
+        offload = self.plan.fsdp.get("activation_checkpointing_offload", False)
         paths = {module: path for path, module in model.named_modules()}
         wrapped = []
         for unit in units:
