@@ -67,10 +67,6 @@ class ModelFile(NamedTuple):
         names = {within(task.exported, name): in_file for name, in_file in part.names.items()}
         return cls(**{**vars(part), "names": names}, dtypes=dtypes)
 
-    def dtype(self, name: str, own: torch.dtype) -> torch.dtype:
-        """Return the dtype in the file of a tensor that has the dtype ``own`` in the model."""
-        return self.dtypes.get(name, own)
-
     def rounded_to(self) -> torch.dtype | None:
         """Return the dtype that the first of the rounded tensors gets. None if none is rounded."""
         return next((dtype for name, dtype in self.dtypes.items() if self.name(name)), None)
@@ -100,7 +96,7 @@ def export_model(
     strategy.sync_copies(agreement.gather)
 
     kept = [
-        (name, handle, (name_in_file, shape, form.dtype(name, own_dtype)))
+        (name, handle, (name_in_file, shape, form.dtypes.get(name, own_dtype)))
         for name, shape, own_dtype, handle in strategy.named_tensors()
         if (name_in_file := form.name(name)) is not None
     ]

@@ -89,7 +89,7 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
             if (kept := callback.state_dict())
         },
         "model": [
-            [name, [*shape], dtype_name(form.dtype(name, dtype))]
+            [name, [*shape], dtype_name(form.dtypes.get(name, dtype))]
             for name, shape, dtype, handle in strategy.named_tensors()
             if not parts.leaves_out(name, handle)
         ],
