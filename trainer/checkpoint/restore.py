@@ -35,8 +35,6 @@ from .safetensors_io import Entry
 from .snapshot import encode
 from .store import MANIFEST, CheckpointInfo
 
-Places = dict[str, tuple[str, str]]  # kind and name in files, by the name in the model
-
 
 def load(
     parts: Parts, info: CheckpointInfo, *, allow_change: bool
@@ -180,7 +178,7 @@ def _load_found(
     for name, tensor in in_model.items():
         names_of.setdefault(tensor, []).append(name)
 
-    places: Places = {}
+    places: dict[str, tuple[str, str]] = {}
     wrong = []
     for name, shape, _, handle in parts.strategy.named_tensors():
         if name in without:
@@ -211,12 +209,19 @@ def _load_found(
 
 
 def _load_tensors(
-    parts: Parts, ranges: Ranges, places: Places, *, with_optimizer: bool = False
+    parts: Parts,
+    ranges: Ranges,
+    places: Mapping[str, tuple[str, str]],
+    *,
+    with_optimizer: bool = False,
 ) -> list[str]:
     """Read parameters, buffers and the moving average. Return notices.
 
     With the optimizer's state, parameter by parameter, which is the order of the files: in
     another order a disk takes twice the time.
+
+    Args:
+        places: kind and name in the files, by the name in the model.
     """
     strategy, form = parts.strategy, parts.optimizer_form
     notices = begin_state(strategy, form, ranges) if with_optimizer else []
