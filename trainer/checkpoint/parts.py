@@ -15,7 +15,7 @@ from ..data.batches import TrainData
 from ..data.samples import Sampled
 from ..errors import CheckpointError
 from ..optim.ema import Average
-from ..position import Position
+from ..position import COUNTERS, Position
 from ..run_plan import Plan
 from ..strategies import Shard, Strategy
 from ..strategies.tensors import unwrapped
@@ -72,12 +72,13 @@ class Parts(NamedTuple):
     @property
     def counters(self) -> dict[str, Any]:
         """Return the values that ``state.json`` keeps by these names and ``load`` gives back."""
-        return {**self.position.counters, "spent": self.spent()}
+        kept = {name: getattr(self.position, name) for name in COUNTERS}
+        return {**kept, "spent": self.spent()}
 
     @property
     def run(self) -> dict[str, Any]:
         """Return the facts of the run until now, for the model card."""
-        return {**self.facts, "step": self.step, **self.counters}
+        return {**self.facts, **self.counters}
 
     @property
     def rank(self) -> int:

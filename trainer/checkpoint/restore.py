@@ -53,7 +53,7 @@ def load(
     with trusting_no_value(info.path):
         state = decode(contents.state, partial(contents.ranges.whole, "user"))
         notices = _load_parts(parts, info.path, contents, state, allow_change=allow_change)
-        vars(parts.position).update({name: state[name] for name in ("step", *COUNTERS)})
+        vars(parts.position).update({name: state[name] for name in COUNTERS})
         parts.position.samples = parts.data.restore(state["data"])
 
     parts.task.load_state_dict(state["task"])

@@ -75,7 +75,6 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
     """Return the text of state.json, and the tensors that the text names."""
     strategy, form = parts.strategy, parts.model_file
     state = {
-        "step": parts.step,
         **parts.counters,
         "schedule": schedule_state(parts.schedule),
         "data": parts.data.state(),
