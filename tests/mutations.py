@@ -58,8 +58,8 @@ checks/task_state: and parameter.grad is not None => and False
 checks/task_state: if now.get(name) != trace] => if False]
 checks/training_mode: run.train_mode() => pass
 checkpoint/saver: if any(begun): => if False: @ EXPORT
-checkpoint/finite_values: else values.isfinite() => else values.isnan()
-checkpoint/finite_values: key.kind in ("buffer", "frozen") => False
+checkpoint/saver: else values.isfinite() => else values.isnan()
+checkpoint/saver: key.kind in ("buffer", "frozen") => False
 strategies/finite_step: or math.isfinite(norm.item()): => or True:
 strategies/finite_step: norm.isfinite().logical_not().float() => norm.isfinite().float()
 strategies/base: if self.accelerator.is_main_process else => if True else

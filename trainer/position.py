@@ -1,4 +1,4 @@
-"""The position of a run: the steps done, and the counters that a checkpoint keeps."""
+"""The position of a run: the steps done, and further counters, which a checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-COUNTERS = ("samples", "skipped_steps", "skipped_in_a_row", "last_evaluation")
+COUNTERS = ("step", "samples", "skipped_steps", "skipped_in_a_row", "last_evaluation")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -34,8 +34,3 @@ class Position:
     stopping: bool = False
     stop_signal: int = 0
     stop_reason: str = ""
-
-    @property
-    def counters(self) -> dict[str, Any]:
-        """Return the values that a checkpoint keeps beside the step, by name."""
-        return {name: getattr(self, name) for name in COUNTERS}

@@ -407,7 +407,7 @@ def test_an_adapted_model_is_exported_as_peft_loads_it(
     part = task.saved_part(ours)
     assert part is not None
     held = load_file(exported / part.file)
-    for own_name, tensor in canonical_state(ours):
+    for own_name, tensor in canonical_state(ours).items():
         if own_name in part.names:
             tensor.detach().copy_(held[part.names[own_name]])
     ids = torch.randint(0, 40, (2, 8))

@@ -31,7 +31,7 @@ def build_whole(task: Task, seed: int = 0) -> nn.Module:
     fill: Any = fill_buffers(model, task, seed, resumes=False)
     initial_values, sources = fill.args
     allocate(model.modules(), torch.device("cpu"), {})
-    tensors = dict(canonical_state(model))
+    tensors = canonical_state(model)
     new = new_names(sources)
     for name, value in initial_values.draw(new if sources else tensors):
         tensors[name].data.copy_(value)

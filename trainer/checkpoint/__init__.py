@@ -7,7 +7,7 @@ The folder of checkpoints: ``store`` commits new and deletes old checkpoints. ``
 those that are there and whole, and where a run begins.
 
 Saving: ``parts`` (the live parts, and which elements this rank writes), ``optimizer_state``,
-``codec`` (the state of task and callbacks), ``snapshot`` (a copy in host memory), ``saver``.
+``snapshot`` (a copy in host memory, and state.json), ``saver``.
 
 Loading: ``restore`` and ``restore_optimizer``. ``compatibility`` says which settings, and weights
 in no file, may not differ then.

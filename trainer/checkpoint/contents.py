@@ -113,7 +113,7 @@ def check_form(file: Path, form: TypeAdapter[Any]) -> None:
 
 
 def decode(value: Any, tensor_of: Callable[[str], Tensor]) -> Any:
-    """Return a value that ``codec.encode`` encoded. ``tensor_of`` reads a tensor by name."""
+    """Return a value that ``snapshot.encode`` encoded. ``tensor_of`` reads a tensor by name."""
 
     def decoded(item: dict[str, Any]) -> Any:
         if "$number" in item:

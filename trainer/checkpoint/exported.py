@@ -61,16 +61,12 @@ class ModelFile(NamedTuple):
         product = model.get_submodule(task.exported)
         part = task.saved_part(product)
         if part is None:
-            every = {name: name for name, _ in canonical_state(product)}
+            every = {name: name for name in canonical_state(product)}
             part = SavedPart(file=MODEL_FILE, names=every, load=loader_of(product))
             if not task.exported:
                 return cls(dtypes=dtypes, load=part.load)
         names = {within(task.exported, name): in_file for name, in_file in part.names.items()}
         return cls(**{**vars(part), "names": names}, dtypes=dtypes)
-
-    def dtype(self, name: str, own: torch.dtype) -> torch.dtype:
-        """Return the dtype in the file of a tensor that has the dtype ``own`` in the model."""
-        return self.dtypes.get(name, own)
 
     def rounded_to(self) -> torch.dtype | None:
         """Return the dtype that the first of the rounded tensors gets. None if none is rounded."""
@@ -101,7 +97,7 @@ def export_model(
     strategy.sync_copies(agreement.gather)
 
     kept = [
-        (name, handle, (name_in_file, shape, form.dtype(name, own_dtype)))
+        (name, handle, (name_in_file, shape, form.dtypes.get(name, own_dtype)))
         for name, shape, own_dtype, handle in strategy.named_tensors()
         if (name_in_file := form.name(name)) is not None
     ]
@@ -142,8 +138,7 @@ def write_model(
     try:
         delete(part)
         part.mkdir(parents=True)
-        content = (raw(tensor.contiguous()) for tensor in tensors)
-        write_file(part / file_name, chain([header(entries)], content))
+        write_file(part / file_name, chain([header(entries)], map(raw, tensors)))
         save_beside(part)
         read_header(part / file_name)
         publish(directory)
@@ -188,7 +183,7 @@ def export_dtypes(
         model: not prepared yet.
         wanted: a dtype, or ``auto``: that of the files in ``sources`` from which a tensor is read.
     """
-    own = {name for name, tensor in canonical_state(model) if tensor.is_floating_point()}
+    own = {name for name, tensor in canonical_state(model).items() if tensor.is_floating_point()}
     if wanted != "auto":
         return dict.fromkeys(own, getattr(torch, wanted))
     if not sources:

@@ -129,9 +129,9 @@ def state_of(optimizer: Optimizer, shard: Shard, form: OptimizerForm) -> dict[st
     found = {}
     for key, value in optimizer.state.get(state_key, {}).items():
         if key in form.ranges and getattr(value, "shape", None) == state_key.shape:
-            found[PREFIX + key] = value.detach().reshape(-1)[own]
+            found[PREFIX + key] = value.reshape(-1)[own]
         elif key in form.values:
-            found[PREFIX + key] = torch.as_tensor(value).detach()
+            found[PREFIX + key] = torch.as_tensor(value)
         elif value is not None:
             raise CheckpointError(
                 f"the optimizer keeps {key!r} for {shard.name}, and did not at the start"

@@ -15,7 +15,7 @@ from ..data.batches import TrainData
 from ..data.samples import Sampled
 from ..errors import CheckpointError
 from ..optim.ema import Average
-from ..position import Position
+from ..position import COUNTERS, Position
 from ..run_plan import Plan
 from ..strategies import Shard, Strategy
 from ..strategies.tensors import unwrapped
@@ -72,16 +72,17 @@ class Parts(NamedTuple):
     @property
     def counters(self) -> dict[str, Any]:
         """Return the values that ``state.json`` keeps by these names and ``load`` gives back."""
-        return {**self.position.counters, "spent": self.spent()}
+        kept = {name: getattr(self.position, name) for name in COUNTERS}
+        return {**kept, "spent": self.spent()}
 
     @property
     def run(self) -> dict[str, Any]:
         """Return the facts of the run until now, for the model card."""
-        return {**self.facts, "step": self.step, **self.counters}
+        return {**self.facts, **self.counters}
 
     @property
     def rank(self) -> int:
-        return int(self.strategy.accelerator.process_index)
+        return self.strategy.accelerator.process_index  # type: ignore[no-any-return]
 
     @property
     def world_size(self) -> int:
@@ -137,10 +138,9 @@ class Parts(NamedTuple):
                     yield Key(kind, shard.name), tensor
 
     def buffer_pieces(self) -> Iterator[tuple[Key, Tensor]]:
-        """Yield views of the buffers that this rank writes: rank 0 all of them."""
-        if self.rank == 0:
-            for name, buffer in self.strategy.buffers():
-                yield Key("buffer", name), buffer.detach().reshape(-1)
+        """Yield views of the buffers, of which rank 0 writes all."""
+        for name, buffer in self.strategy.buffers():
+            yield Key("buffer", name), buffer.reshape(-1)
 
     def leaves_out(self, name: str, tensor: Tensor) -> bool:
         """Return whether no checkpoint holds a tensor: frozen, and not in the exported file."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import set_seed
+from torch import Tensor
 
 from ..data import rng
 from ..data.seeds import seed_of
@@ -22,7 +23,6 @@ from ..position import COUNTERS
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained, new_names
 from ..text import hidden, listed
-from .codec import encode
 from .compatibility import differences
 from .contents import WEIGHTS, Contents, decode
 from .discover import opened, verify_together
@@ -32,9 +32,8 @@ from .parts import Parts
 from .ranges import Ranges, of_pretrained
 from .restore_optimizer import begin_state, restore_schedule, restore_settings
 from .safetensors_io import Entry
+from .snapshot import encode
 from .store import MANIFEST, CheckpointInfo
-
-Places = dict[str, tuple[str, str]]  # kind and name in files, by the name in the model
 
 
 def load(
@@ -54,7 +53,7 @@ def load(
     with trusting_no_value(info.path):
         state = decode(contents.state, partial(contents.ranges.whole, "user"))
         notices = _load_parts(parts, info.path, contents, state, allow_change=allow_change)
-        vars(parts.position).update({name: state[name] for name in ("step", *COUNTERS)})
+        vars(parts.position).update({name: state[name] for name in COUNTERS})
         parts.position.samples = parts.data.restore(state["data"])
 
     parts.task.load_state_dict(state["task"])
@@ -71,13 +70,11 @@ def _load_parts(
 ) -> list[str]:
     """Load tensors, optimizer and schedule, if the settings allow that. Return notices."""
     ranges = contents.ranges
-    shapes = {}
-    trained = []
-    for name, shape, _, handle in parts.strategy.named_tensors():
-        if not parts.leaves_out(name, handle):
-            shapes[name] = shape
-            if handle.requires_grad and 0 not in shape:
-                trained.append(name)
+    shapes = {
+        name: shape
+        for name, shape, _, handle in parts.strategy.named_tensors()
+        if not parts.leaves_out(name, handle)
+    }
     stored = {name: entry.shape for name, entry in contents.model.items()}
     # Also under the same names: the state of a shared parameter stands under its first name.
     odd = [f"{name} {shape}" for name, shape in sorted(stored.items() ^ shapes.items())]
@@ -90,7 +87,7 @@ def _load_parts(
     now = encode(parts.mathematics, {}, "mathematics")
     changes = differences(
         _compared(before, ranges.names("parameter"), state["schedule"]),
-        _compared(now, trained, schedule_state(parts.schedule)),
+        _compared(now, dict(parts.strategy.parameters()), schedule_state(parts.schedule)),
     )
     changes += parts.sampled.changes(state["content"])
     if changes and not allow_change:
@@ -176,22 +173,22 @@ def _load_found(
         only: the names that must be there. By default all.
         without: the names that are not looked for.
     """
-    in_model = dict(canonical_state(parts.strategy.model))
-    names_of: dict[int, list[str]] = {}
+    in_model = canonical_state(parts.strategy.model)
+    names_of: dict[Tensor, list[str]] = {}
     for name, tensor in in_model.items():
-        names_of.setdefault(id(tensor), []).append(name)
+        names_of.setdefault(tensor, []).append(name)
 
-    places: Places = {}
+    places: dict[str, tuple[str, str]] = {}
     wrong = []
     for name, shape, _, handle in parts.strategy.named_tensors():
         if name in without:
             continue
-        names = names_of[id(handle)]
+        names = names_of[handle]
         stored = [
             (kind, other)
             for kind in ("average", *WEIGHTS)
             for other in names
-            if other in entries and ranges.holds(kind, other)
+            if ranges.holds(kind, other)
         ]
         if stored:
             places[name] = stored[0]
@@ -212,12 +209,19 @@ def _load_found(
 
 
 def _load_tensors(
-    parts: Parts, ranges: Ranges, places: Places, *, with_optimizer: bool = False
+    parts: Parts,
+    ranges: Ranges,
+    places: Mapping[str, tuple[str, str]],
+    *,
+    with_optimizer: bool = False,
 ) -> list[str]:
     """Read parameters, buffers and the moving average. Return notices.
 
     With the optimizer's state, parameter by parameter, which is the order of the files: in
     another order a disk takes twice the time.
+
+    Args:
+        places: kind and name in the files, by the name in the model.
     """
     strategy, form = parts.strategy, parts.optimizer_form
     notices = begin_state(strategy, form, ranges) if with_optimizer else []

@@ -43,9 +43,8 @@ def begin_state(strategy: Strategy, form: OptimizerForm, ranges: Ranges) -> list
     first = strategy.optimizer.param_groups[0]
     on_device = first.get("fused") or first.get("capturable")
     notices: dict[str, None] = {}
-    owners = {shard.state_key: shard.name for shard in strategy.shards()}
+    owners: dict[Any, str] = {shard.state_key: shard.name for shard in strategy.shards()}
     for state_key, owner in owners.items():
-        assert state_key is not None
         # A flat group keeps one value for all parameters, also for those on other ranks.
         names = [owner] if isinstance(state_key, nn.Parameter) else group_of[owner]
         stored = {key for name in names for key in _stored(form, ranges, name)}
@@ -58,8 +57,10 @@ def begin_state(strategy: Strategy, form: OptimizerForm, ranges: Ranges) -> list
         for key, is_tensor in form.values.items():
             if key not in stored:
                 continue
-            holding = [name for name in names if ranges.holds(PREFIX + key, name)]
-            found = [ranges.whole(PREFIX + key, name).reshape(()) for name in holding]
+            kind = PREFIX + key
+            found = [
+                ranges.whole(kind, name).reshape(()) for name in names if ranges.holds(kind, name)
+            ]
             value = max(found)
             placed = value.to(state_key.device) if on_device else value
             state[key] = placed if is_tensor else value.item()

@@ -56,8 +56,8 @@ def header(entries: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> bytes
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor on the CPU, not copied."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+    """Return the bytes of a tensor on the CPU, not copied if the tensor is contiguous."""
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def read_header(path: Path) -> dict[str, Entry]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,11 +20,10 @@ from ..distributed.exit import print_line
 from ..errors import CheckpointError
 from ..optim.groups import settings
 from ..text import hidden, versions
-from .codec import encode
 from .disk import LARGEST_JSON, path_inside, write_file
 from .optimizer_state import schedule_state
 from .parts import Parts
-from .safetensors_io import Key, dtype_name, write_pieces
+from .safetensors_io import CODES, Key, dtype_name, write_pieces
 from .store import STATE
 
 _tell_once = cache(print_line)
@@ -38,7 +39,8 @@ def take(
             are in host memory already are not copied.
     """
     taken: list[tuple[Key, Tensor]] = []
-    for key, tensor in (*pieces, *parts.buffer_pieces()):
+    buffers = parts.buffer_pieces() if parts.rank == 0 else ()
+    for key, tensor in (*pieces, *buffers):
         on_host = tensor.detach()
         if copied or tensor.is_cuda:
             try:  # from a GPU to page-locked memory, for which the host does not wait
@@ -73,7 +75,6 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
     """Return the text of state.json, and the tensors that the text names."""
     strategy, form = parts.strategy, parts.model_file
     state = {
-        "step": parts.step,
         **parts.counters,
         "schedule": schedule_state(parts.schedule),
         "data": parts.data.state(),
@@ -87,7 +88,7 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
             if (kept := callback.state_dict())
         },
         "model": [
-            [name, [*shape], dtype_name(form.dtype(name, dtype))]
+            [name, [*shape], dtype_name(form.dtypes.get(name, dtype))]
             for name, shape, dtype, handle in strategy.named_tensors()
             if not parts.leaves_out(name, handle)
         ],
@@ -100,6 +101,36 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
         state["export"] = {"file": form.file, "names": form.names}
     tensors: dict[str, Tensor] = {}
     return state_text(encode(state, tensors, "state")), tensors
+
+
+def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
+    """Return the JSON form of a value, and add flat copies of its tensors to ``tensors``.
+
+    A tensor becomes ``{"$tensor": [name, shape]}``, a tuple ``{"$tuple": [...]}`` and a number that
+    JSON lacks ``{"$number": "inf"}``. ``contents.py`` has the way back, for a run that resumes. The
+    names of the tensors begin with ``path``. Raises ``CheckpointError`` for other objects.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$number": str(float(value))}
+    if isinstance(value, str | int | float | None):
+        return value
+
+    if isinstance(value, tuple):
+        return {"$tuple": encode([*value], tensors, path)}
+    if isinstance(value, list):
+        return [encode(item, tensors, f"{path}.{number}") for number, item in enumerate(value)]
+    if isinstance(value, Mapping) and all(isinstance(key, str) and key[:1] != "$" for key in value):
+        return {key: encode(item, tensors, f"{path}.{key}") for key, item in value.items()}
+
+    if isinstance(value, Tensor) and value.dtype in CODES:
+        tensors[path] = value.detach().to("cpu", copy=True).reshape(-1)
+        return {"$tensor": [path, list(value.shape)]}
+
+    raise CheckpointError(
+        f"{path}: {value!r:.80} is neither JSON nor a tensor that safetensors holds"
+    )
 
 
 def state_text(state: Mapping[str, Any]) -> bytes:

@@ -142,7 +142,7 @@ class CheckpointInfo:
 
     @property
     def bytes(self) -> int:
-        return sum(int(fact["bytes"]) for fact in self.files.values())
+        return sum(fact["bytes"] for fact in self.files.values())
 
 
 class Start(NamedTuple):

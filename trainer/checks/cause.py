@@ -23,7 +23,7 @@ def cause_of(run: Run, info: StepInfo) -> str:
     ]
     names: list[str] = []
     if info.update.norms is not None:
-        trained = [name for name, _ in run.strategy.parameters()]
+        trained = dict(run.strategy.parameters())
         names = [*compress(trained, info.update.norms.isfinite().logical_not())]
     ranks = run.agreement.gather((mine, names[::-1], [*chain(*samples)]))
     losses, parameters, numbers = zip(*ranks, strict=True)

@@ -32,7 +32,8 @@ class FiniteNumbers(Callback):
 
     patience = 32  # steps in a row: the scaler of fp16 halves the scale from 65,536 until it fits
     in_a_row = 0
-    _on_its_way: tuple[StepInfo, _Norm] | None = None
+    # A step, its norm on the way to the host, and when that has arrived.
+    _on_its_way: tuple[StepInfo, Tensor, torch.cuda.Event] | None = None
 
     def __init__(self, on_nan: str) -> None:
         self.on_nan = on_nan
@@ -43,12 +44,15 @@ class FiniteNumbers(Callback):
 
         before, self._on_its_way = self._on_its_way, None
         if before:
-            self._judge(run, *before)
+            earlier, copy, arrived = before
+            arrived.synchronize()
+            self._judge(run, earlier, copy)
         norm = info.grad_norm
         is_saved = info.is_last or run.saves_at(info.step)
         is_shown = info.metrics or info.evaluation
         if norm.is_cuda and not is_shown and not is_saved:
-            self._on_its_way = info, _Norm(norm)
+            copy = norm.to("cpu", non_blocking=True)  # to page-locked memory
+            self._on_its_way = info, copy, torch.cuda.current_stream().record_event()
             return
         self._judge(run, info, norm)
 
@@ -60,9 +64,9 @@ class FiniteNumbers(Callback):
         if self.on_nan == "stop" and not math.isfinite(loss):
             run.fail(self._cause(run, info))
 
-    def _judge(self, run: Run, info: StepInfo, norm: Tensor | _Norm) -> None:
+    def _judge(self, run: Run, info: StepInfo, norm: Tensor) -> None:
         """Act on the global norm of a step."""
-        if math.isfinite(float(norm)):
+        if math.isfinite(norm):
             self.in_a_row = 0
             return
 
@@ -79,19 +83,6 @@ class FiniteNumbers(Callback):
         from .cause import cause_of
 
         return cause_of(run, info)
-
-
-class _Norm:
-    """The norm of a gradient on the way from a GPU to the host."""
-
-    def __init__(self, norm: Tensor) -> None:
-        self._copy = norm.to("cpu", non_blocking=True)  # to page-locked memory
-        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._arrived.record()
-
-    def __float__(self) -> float:
-        self._arrived.synchronize()
-        return float(self._copy)
 
 
 class SkippedBuffers(Callback):

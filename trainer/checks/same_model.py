@@ -46,7 +46,7 @@ def check_model(
     if not agreement.distributed:
         return
 
-    stored = {tensor for _, tensor in canonical_state(model) if values_come_later}
+    stored = {tensor for tensor in canonical_state(model).values() if values_come_later}
     facts = {"the model": type(model).__qualname__}
     named = [*model.named_parameters(), *model.named_buffers()]
     for place, (name, tensor) in enumerate(named):
@@ -76,6 +76,6 @@ def _groups(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
     """Return the kind of an optimizer, and the settings and parameters of each group."""
     facts = {"the optimizer": type(optimizer).__qualname__}
     for number, group in enumerate(groups_of(model, optimizer)):
-        rate = float(optimizer.param_groups[number].get("lr", 0.0))
+        rate = float(optimizer.param_groups[number]["lr"])
         facts |= flat(f"optimizer group {number}: ", {"lr": rate, **group})
     return facts

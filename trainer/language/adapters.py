@@ -147,7 +147,7 @@ def set_lengths(model: Any, stored: Sequence[Pretrained]) -> None:
 
 def _refuse_tied(model: Any, mark: str) -> None:
     """Raise ``ConfigError`` if a tensor with this mark in its name belongs to two layers."""
-    tensors = dict(canonical_state(model))
+    tensors = canonical_state(model)
     uses = Counter(tensors.values())
     for name, tensor in tensors.items():
         if mark in name and uses[tensor] > 1:
@@ -243,7 +243,7 @@ def _names_in_file(model: Any, new: Collection[str] = ()) -> dict[str, str]:
     # With "auto" peft would ask the Hub whether an embedding was resized.
     in_file = get_peft_model_state_dict(
         model,
-        state_dict=dict(canonical_state(model)),
+        state_dict=canonical_state(model),
         adapter_name=model.active_adapter,
         save_embedding_layers=False,
     )

@@ -46,7 +46,7 @@ def stored_parts(
     """
     own: dict[str, str] = {}
     copies: dict[str, str] = {}
-    for name, _ in canonical_state(model):
+    for name in canonical_state(model):
         if bare_name(name) in names:
             (copies if TRAINED in name else own)[bare_name(name)] = name
     return [
@@ -57,7 +57,7 @@ def stored_parts(
 
 def new_in(model: Any, parts: Collection[Pretrained]) -> list[str]:
     """Return the names of the tensors of a model that no file holds."""
-    tensors = dict(canonical_state(model))
+    tensors = canonical_state(model)
     # By identity, because a tensor may have several names in the model.
     held = {tensors[name] for part in parts for name in part.names.values()}
     return [name for name, tensor in tensors.items() if tensor not in held]
@@ -151,7 +151,7 @@ def build_on_meta(
 def _stored_in(folder: Path, model: Any, missing: set[str]) -> Callable[[Any], list[Pretrained]]:
     """Find a model's tensors in a folder. ConfigError if a tensor with two names has two values."""
     ranges, entries = of_model_folder(folder)
-    own = dict(canonical_state(model)).keys()
+    own = canonical_state(model).keys()
     names = own & entries.keys() - missing
     for pair in model.all_tied_weights_keys.items():
         values = (ranges.whole("parameter", name) for name in pair)
@@ -168,7 +168,7 @@ def _stored_in(folder: Path, model: Any, missing: set[str]) -> Callable[[Any], l
 def _rounds(model: Any, folder: Path) -> bool:
     """Return whether the dtypes of a model would round values of the files."""
     _, entries = of_model_folder(folder)
-    tensors = dict(canonical_state(model))
+    tensors = canonical_state(model)
     dtypes = ((entry.dtype, tensors.get(name, model).dtype) for name, entry in entries.items())
     return any(torch.promote_types(*pair) != pair[1] for pair in dtypes)
 

@@ -31,7 +31,7 @@ class Average:
         self.write_back = strategy.write_back
         shards = [*strategy.shards()] if decay else []
         self.live = [shard.tensor for shard in shards]
-        self.average = [tensor.detach().clone() for tensor in self.live]
+        self.average = [tensor.clone() for tensor in self.live]
         self.pairs = list(zip(shards, self.average, strict=True))
 
     def update(self) -> None:

@@ -120,7 +120,7 @@ def forget_released(zero: Any) -> None:
 def stepped_groups(zero: Any) -> list[Tensor]:
     """Return this rank's slices of the groups, which torch's optimizer steps."""
     in_stage_3: list[Tensor] = getattr(zero, "fp32_partitioned_groups_flat", [])
-    return in_stage_3 or list(zero.single_partition_of_fp32_groups)
+    return in_stage_3 or zero.single_partition_of_fp32_groups
 
 
 def flat_groups(zero: Any) -> dict[Tensor, tuple[Tensor, int]]:

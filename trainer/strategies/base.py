@@ -176,7 +176,7 @@ class Strategy(ABC):
         """
         # Names and shapes are read before the engine changes them.
         self._names = canonical_names(model)
-        is_cast = self.plan.mixed_precision != "no" and bool(self.held or self.casts_inputs)
+        is_cast = self.plan.mixed_precision != "no" and (self.held or self.casts_inputs)
         if is_cast:
             from .full_norms import keep_norms_fp32
 
@@ -329,17 +329,6 @@ class Strategy(ABC):
         """Return the norm of the gradients, of which ``each`` may be known. Collective."""
         return global_norm(gradients, self.shard_group, each)
 
-    def replicated(self, name: str, parameter: nn.Parameter) -> Shard:
-        """Return the shard of a parameter that every rank has whole."""
-        return Shard(
-            name=name,
-            start=0,
-            tensor=parameter.data.view(-1),
-            state_key=parameter if parameter.requires_grad else None,
-            copy=self.accelerator.process_index,
-            copies=self.accelerator.num_processes,
-        )
-
     # -- weights ----------------------------------------------------------------------------------
 
     def sync_copies(self, gather: Callable[[Any], list[Any]]) -> None:
@@ -366,9 +355,19 @@ class Strategy(ABC):
         """Return why the gradients of this step were not averaged over the ranks. "" normally."""
         return ""
 
-    @abstractmethod
     def shard(self, name: str, parameter: nn.Parameter) -> Shard:
-        """Return this rank's part of a parameter. Frozen parameters keep their dtype."""
+        """Return this rank's part of a parameter, by default all of it.
+
+        Frozen parameters keep their dtype.
+        """
+        return Shard(
+            name=name,
+            start=0,
+            tensor=parameter.data.view(-1),
+            state_key=parameter if parameter.requires_grad else None,
+            copy=self.accelerator.process_index,
+            copies=self.accelerator.num_processes,
+        )
 
     @abstractmethod
     def range_of(self, parameter: nn.Parameter, rank: int) -> range:
@@ -423,7 +422,7 @@ class Strategy(ABC):
         """Set a state that ``scaler_state`` of any strategy returned."""
         scaler = self.accelerator.scaler
         if scaler and state:
-            changed = {"scale": state["scale"], "_growth_tracker": int(state["good_steps"])}
+            changed = {"scale": state["scale"], "_growth_tracker": state["good_steps"]}
             scaler.load_state_dict({**scaler.state_dict(), **changed})
 
     def named_tensors(

@@ -17,7 +17,7 @@ from torch.nn.parallel import distributed as torch_ddp
 from ..errors import LaunchError
 from ..private.torch import numbers_without_gradient, rebuild_buckets
 from ..text import listed
-from .base import Shard, Strategy
+from .base import Strategy
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -106,9 +106,6 @@ class DDP(Strategy):
             "gradient was averaged over the ranks. Set find_unused_parameters: true if that is "
             "meant, or freeze these parameters (requires_grad_(False))"
         )
-
-    def shard(self, name: str, parameter: nn.Parameter) -> Shard:
-        return self.replicated(name, parameter)
 
     def range_of(self, parameter: nn.Parameter, rank: int) -> range:
         return range(parameter.numel())

@@ -119,7 +119,7 @@ class ZeRO(Strategy):
         # The engine makes the float32 copies of the rounded weights. So weights are kept before.
         weights: dict[str, Tensor] = {}
         if self.plan.mixed_precision != "no" and not is_on_meta(model):
-            weights = {name: tensor.detach() for name, tensor in canonical_state(model)}
+            weights = {name: tensor.detach() for name, tensor in canonical_state(model).items()}
         # The exchange bucket is no larger than the model, unless the user gave a size.
         settings = self._config["zero_optimization"]
         elements = sum(parameter.numel() for parameter in model.parameters())
@@ -290,7 +290,7 @@ class ZeRO(Strategy):
 
     def shard(self, name: str, parameter: Any) -> Shard:
         if self._stage < 3 and not parameter.requires_grad:
-            return self.replicated(name, parameter)
+            return super().shard(name, parameter)
 
         rank = self.accelerator.process_index
         own = self.range_of(parameter, rank)
@@ -359,9 +359,9 @@ class ZeRO(Strategy):
         if not scaler.dynamic or not state:
             return
         scaler.cur_scale = state["scale"]
-        scaler.cur_iter = int(state["good_steps"])
+        scaler.cur_iter = state["good_steps"]
         scaler.last_overflow_iter = -1
-        scaler.cur_hysteresis = int(state.get("hysteresis", scaler.cur_hysteresis))
+        scaler.cur_hysteresis = state.get("hysteresis", scaler.cur_hysteresis)
 
     def close(self) -> None:
         self.engine.destroy()

@@ -60,13 +60,11 @@ def parts_of_digests(strategy: Strategy, values: Sequence[Tensor] = ()) -> Tenso
     Args:
         values: this rank's parts, in the order of the shards. By default the weights.
     """
-    shards = [*strategy.shards()]
-    own = values or [shard.tensor for shard in shards]
-    # Of the ranks that have the same part the first counts.
-    parts = [
-        digest(part.view(-1)[: 0 if shard.copy else None], shard.start)
-        for shard, part in zip(shards, own, strict=True)
-    ]
+    parts = []
+    for number, shard in enumerate(strategy.shards()):
+        part = values[number] if values else shard.tensor
+        # Of the ranks that have the same part the first counts.
+        parts.append(digest(part.view(-1)[: 0 if shard.copy else None], shard.start))
     return torch.stack(parts)
 
 

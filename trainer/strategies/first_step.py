@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -42,18 +42,22 @@ def fresh_copy(optimizer: Optimizer, parameters: Sequence[Sequence[Tensor]]) -> 
     return copy
 
 
-def small(parameters: Iterable[Tensor], device: torch.device) -> list[Tensor]:
-    """Return two tensors of zeros for each number of dimensions and dtype among parameters.
+def small(optimizer: Optimizer, device: torch.device) -> list[list[Tensor]]:
+    """Return two tensors of zeros for each number of dimensions and dtype in each group.
 
     The second has more than 4,096 elements, and rows and columns above 128: from there on some
     optimizers keep moments in 8 bits, or factored. A scalar is tried as a vector. Otherwise Adam's
     step, a scalar for each parameter, would look like state of the parameter's shape.
     """
-    kinds = dict.fromkeys((max(1, p.dim()), p.dtype) for p in parameters)
     return [
-        torch.zeros((*shape, *[2] * dimensions)[:dimensions], dtype=dtype, device=device)
-        for dimensions, dtype in kinds
-        for shape in ((5, 3), (131 if dimensions > 1 else 8200, 129))
+        [
+            torch.zeros((*shape, *[2] * dimensions)[:dimensions], dtype=dtype, device=device)
+            for dimensions, dtype in dict.fromkeys(
+                (max(1, p.dim()), p.dtype) for p in group["params"]
+            )
+            for shape in ((5, 3), (131 if dimensions > 1 else 8200, 129))
+        ]
+        for group in optimizer.param_groups
     ]
 
 
@@ -78,9 +82,7 @@ def refuse_counters(thing: Any, before: Mapping[str, Any]) -> None:
 
 def stepped_copy(optimizer: Optimizer, device: torch.device) -> tuple[Any, dict[str, Any]]:
     """Return a copy after a step of zeros, and its ``traces`` before. Raises errors of the step."""
-    copy = fresh_copy(
-        optimizer, [small(group["params"], device) for group in optimizer.param_groups]
-    )
+    copy = fresh_copy(optimizer, small(optimizer, device))
     for group in copy.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)

@@ -49,10 +49,7 @@ def _trial(optimizer: Optimizer, device: torch.device) -> str:
     def drawn(tensor: Tensor) -> Tensor:
         return torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator).to(tensor)
 
-    whole = [
-        [drawn(tensor) for tensor in small(group["params"], device)]
-        for group in optimizer.param_groups
-    ]
+    whole = [[*map(drawn, own)] for own in small(optimizer, device)]
     halves = [[*map(_half, own)] for own in whole]
     copies = [fresh_copy(optimizer, groups) for groups in (whole, halves)]
     for copy in copies:

@@ -119,18 +119,20 @@ def is_on_meta(model: nn.Module) -> bool:
     return any(parameter.is_meta for parameter in model.parameters())
 
 
-def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Parameter]]:
-    """Yield parameters and persistent buffers under every name in the task's model."""
+def canonical_state(model: nn.Module) -> dict[str, Tensor | nn.Parameter]:
+    """Return parameters and persistent buffers by every name in the task's model."""
+    state: dict[str, Tensor | nn.Parameter] = {}
     for path, module in unwrapped(model).named_modules(remove_duplicate=False):
         for key, tensor in (*own_parameters(module).items(), *own_buffers(module).items()):
             if tensor is not None and is_persistent(module, key):
-                yield f"{path}.{key}".replace(f"{RECOMPUTED}.", "").lstrip("."), tensor
+                state[f"{path}.{key}".replace(f"{RECOMPUTED}.", "").lstrip(".")] = tensor
+    return state
 
 
 def first_names(model: nn.Module) -> dict[Tensor, str]:
     """Return the first name of each parameter and persistent buffer, in their order."""
     names: dict[Tensor, str] = {}
-    for name, tensor in canonical_state(model):
+    for name, tensor in canonical_state(model).items():
         names.setdefault(tensor, name)
     return names
 
@@ -138,7 +140,7 @@ def first_names(model: nn.Module) -> dict[Tensor, str]:
 def canonical_names(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Return shape and dtype in files of each tensor: trainable parameters are full precision."""
     found = {}
-    for name, tensor in canonical_state(model):
+    for name, tensor in canonical_state(model).items():
         is_trained = isinstance(tensor, nn.Parameter) and tensor.requires_grad
         dtype = torch.float32 if is_trained and tensor.is_floating_point() else tensor.dtype
         found[name] = (tuple(tensor.shape), dtype)

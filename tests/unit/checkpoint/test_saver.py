@@ -1,4 +1,7 @@
-"""Saves that fail: full disks, places that cannot be written, disks that are not shared."""
+"""Saves that fail: full disks, places that cannot be written, disks that are not shared.
+
+Values that a checkpoint may hold. ``test_export.py`` has those that are refused.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from one_process import checkpoint, fit, rows, steps
+from resuming import Odd
 from safetensors.torch import load_file
 
 from trainer import Callback, CheckpointError, LaunchError, Run, StepInfo
@@ -128,3 +132,11 @@ def test_a_disk_of_each_nodes_own_is_refused(tmp_path: Path) -> None:
         check_shared(tmp_path, Nodes())
     check_shared(tmp_path, Agreement())
     assert os.listdir(tmp_path) == []
+
+
+def test_large_values_and_infinite_ones_of_frozen_layers_are_no_error(tmp_path: Path) -> None:
+    trainer = fit(tmp_path, Odd(), max_steps=2, ema_decay=0.9)
+    for parameter in trainer.model.parameters():
+        parameter.data.fill_(3e38)  # the sum of two such values is infinite
+    trainer.model.frozen.weight.data[0, 0] = float("inf")  # as a mask may be
+    assert saver.not_finite(trainer.parts.pieces()) == ""

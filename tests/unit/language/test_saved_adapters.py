@@ -48,9 +48,9 @@ def test_a_finished_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_an_exported_adapter_gives_the_weights_to_start_with(tmp_path: Path) -> None:
     exported = finished(tmp_path / "run") / "model"
     run = state(tmp_path / "new", weights=str(exported)).run
-    built = dict(canonical_state(Language(kind="lora").build_model()))
+    built = canonical_state(Language(kind="lora").build_model())
     held = load_file(exported / "adapter_model.safetensors")
-    tensors = dict(canonical_state(run.model))
+    tensors = canonical_state(run.model)
     names = run.parts.model_file.names
     assert names and sorted(names.values()) == sorted(held)
     assert all(torch.equal(tensors[name], held[stored]) for name, stored in names.items())
