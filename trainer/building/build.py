@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -288,7 +287,7 @@ def _prepare(built: Built, optimizer: Optimizer, reported: dict[str, Any], hooks
         ),
         parts=parts,
         saver=saver,
-        before_save=partial(hooks.call, "on_save"),
+        hooks=hooks,
         facts=facts,
     )
 
