@@ -424,12 +424,12 @@ def _announce(run: Run) -> None:
         run.say(f"finished already at step {run.step}; nothing to do{more}")
         return
 
-    # A key whose default of the task a launch file replaces is left out of config.yaml. The value
-    # would contradict the launch file when config.yaml is read again.
-    settings = dict(vars(run.config))
-    for key, origin in run.setup.origins.items():
-        if origin.is_default and not run.plan.origin(key).is_default:
-            settings.pop(key, None)
+    settings = {}
+    for key, value in vars(run.config).items():
+        origin = run.plan.origin(key)
+        # A default beside the value of a launch file or flag would contradict them in a next run.
+        if not (origin.source in run.plan.files or origin.key.startswith("--")):
+            settings[key] = value
     run.directory.write_json("plan.json", run.facts)  # first: the file marks a run's folder
     run.directory.write("config.yaml", to_yaml(hidden(settings)))
     run.say(banner(run.facts))
