@@ -93,6 +93,15 @@ print("saved")""")
     assert (code, lines) == (0, ["trains on", "None None 15", "saved"])
 
 
+def test_no_end_waits_for_a_worker_that_lives_on() -> None:
+    code, lines, seconds = ended("""if os.fork() == 0:
+    os.close(1)
+    time.sleep(20), os._exit(0)
+print("forked")""")
+    assert (code, lines) == (0, ["forked"])
+    assert seconds < 10
+
+
 def test_the_second_signal_ends_at_once_but_no_echo_of_the_first() -> None:
     code, lines, seconds = ended(
         """os.kill(pid, signal.SIGTERM)
