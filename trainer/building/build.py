@@ -30,7 +30,7 @@ from ..data.seeds import seed_of
 from ..distributed.agreement import Agreement
 from ..distributed.heartbeat import watched_building
 from ..distributed.restarts import restarts
-from ..errors import DEFAULT, Origin, origin_of
+from ..errors import Origin, origin_of
 from ..evaluator import Evaluator, sizes_of
 from ..hooks import Callback, Hooks
 from ..launching import Launched, launch
@@ -125,7 +125,7 @@ def _build(
         launched = launch(config, origins=origins, optimizer_built_by=own_optimizer(task))
 
     with watched_building():
-        setup = _connect(task, config, launched, origins, trains=trains)
+        setup = _connect(task, config, launched, trains=trains)
         hooks.call("on_launch", setup)
         setup, folder = _claim_folder(setup)
         read = read_data(setup, folder, saves=_saves(setup, folder))
@@ -156,7 +156,6 @@ def _connect(
     task: Task,
     config: TrainConfig,
     launched: Launched,
-    origins: Mapping[str, Origin],
     *,
     trains: bool,
 ) -> Setup:
@@ -166,7 +165,6 @@ def _connect(
     return Setup(
         task=task,
         config=config,
-        origins=origins,
         plan=launched.plan,
         # Not launched.strategy, because several trainings may share a launch.
         strategy=type(launched.strategy)(launched.plan, accelerator),
@@ -182,18 +180,18 @@ def _connect(
 
 def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
     """Lock the run's folder, find the checkpoint to begin with, and resolve the names."""
-    config, agreement, origins = setup.config, setup.agreement, setup.origins
+    config, agreement, plan = setup.config, setup.agreement, setup.plan
     if setup.trains:
         # A task that was made in Python has settings that the config does not name.
         known = setup.task_facts["task_settings"]
         settings = {name: value for name, value in plain(setup.task).items() if name in known}
         config = dataclasses.replace(config, task_settings=settings | config.task_settings)
     # Those of the main process: the environment of another machine may differ.
-    names = agreement.of_main(resolve_names(config, setup.plan, origins))
+    names = agreement.of_main(resolve_names(config, plan))
     directory = RunDirectory(
         names["output_dir"],
         main=setup.is_main and setup.trains,
-        origin=origins.get("output_dir", DEFAULT),
+        origin=plan.origin("output_dir"),
     )
     start = Start()
     if setup.trains:
@@ -208,7 +206,7 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
                 config.resume,
                 directory.path / "checkpoints",
                 agreement,
-                origin=origins.get("resume", DEFAULT),
+                origin=plan.origin("resume"),
             )
         directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
     return (
