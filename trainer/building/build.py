@@ -422,12 +422,11 @@ def _announce(run: Run) -> None:
         run.say(f"finished already at step {run.step}; nothing to do{more}")
         return
 
-    settings = {}
-    for key, value in vars(run.config).items():
-        origin = run.plan.origin(key)
-        # A default beside the value of a launch file or flag would contradict them in a next run.
-        if not (origin.source in run.plan.files or origin.key.startswith("--")):
-            settings[key] = value
+    # A default beside the value of a launch file, which has other keys, would contradict the file
+    # in a next run.
+    settings = {
+        key: value for key, value in vars(run.config).items() if run.plan.origin(key).key == key
+    }
     run.directory.write_json("plan.json", run.facts)  # first: the file marks a run's folder
     run.directory.write("config.yaml", to_yaml(hidden(settings)))
     run.say(banner(run.facts))
