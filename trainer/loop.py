@@ -18,7 +18,7 @@ from .distributed.exit import Stopped, meet_at_the_end
 from .distributed.heartbeat import watched
 from .distributed.same import same_on_all_ranks
 from .errors import DataError, Origin
-from .hooks import Callback, StepInfo
+from .hooks import Callback, Hooks, StepInfo
 from .launching import Launched
 from .losses import StepLosses, explained, refuse_independent, without_backward
 from .reporting.meter import summary_text
@@ -60,6 +60,7 @@ class Trainer:
             origins or {},
             divided=not launched or bool(launched.strategy.held),
         )
+        self.hooks = Hooks(row)
         self.run = build(task, config, launched, callbacks=row, origins=origins)
         self._first_step = self.run.step
 
@@ -92,13 +93,13 @@ class Trainer:
         """Train, an optimizer step an iteration. Collective: iterate on every rank, in lockstep."""
         run, strategy = self.run, self.run.strategy
         run.train_mode()
-        run.hooks.call("on_start", run)
+        self.hooks.call("on_start", run)
         if run.stopping:  # a signal came before the first step
             return
 
         for window in run.meter.waiting("data", run.windows()):
             total_weights = self._begin_total_weights(window)
-            run.hooks.call("on_window", run, window)
+            self.hooks.call("on_window", run, window)
 
             # Forward and backward: each loss has a share of the mean over the global batch.
             losses = StepLosses(total_weights, strategy)
@@ -117,13 +118,13 @@ class Trainer:
                     strategy.backward(loss)
 
             # Clip, step, zero. Then schedule, moving average and the position in the data.
-            run.hooks.call("before_update", run)
+            self.hooks.call("before_update", run)
             update = strategy.finish_step(run.config.on_nan)
             run.advance(window, skipped=update.skipped)
 
             # Hooks: stopping, log, evaluation, checks, yours, checkpoints.
             info = self._info(window, losses, update)
-            run.hooks.on_step(run, info)
+            self.hooks.on_step(run, info)
             yield info
             if info.is_last:
                 return
@@ -195,7 +196,7 @@ class Trainer:
         run.meter.memory.enter("ending")
         run.directory.write_json("summary.json", summary)
         run.say(summary_text(summary, model))
-        run.hooks.call("on_end", run, summary)
+        self.hooks.call("on_end", run, summary)
         meet_at_the_end(run.agreement.close)
 
     def _summary(self) -> dict[str, Any]:
@@ -214,6 +215,6 @@ class Trainer:
             "stopped_by": stopped_by or None,
             **spent,
             "evaluation": run.last_evaluation,
-            **run.hooks.summary(),
+            **self.hooks.summary(),
             "machine": run.facts["machine"],
         }

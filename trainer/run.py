@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from .data.samples import Sampled
     from .distributed.agreement import Agreement
     from .evaluator import Evaluator, MeasuredSet
-    from .hooks import Hooks
     from .optim.ema import Average
     from .position import Position
     from .reporting.directory import RunDirectory
@@ -256,7 +255,7 @@ class Run(Read):
         evaluator: measures the evaluation sets.
         parts: the view of the run that checkpoints are made of.
         saver: writes the checkpoints.
-        hooks: the callbacks of the run, in the order of their calls.
+        before_save: calls ``on_save`` of the hooks with the run before each checkpoint.
         facts: the content of plan.json: everything that is known of the run before the first step.
     """
 
@@ -267,7 +266,7 @@ class Run(Read):
     evaluator: Evaluator
     parts: Parts
     saver: Saver
-    hooks: Hooks
+    before_save: Callable[[Run], None]
     facts: dict[str, Any]
 
     @property
@@ -443,7 +442,7 @@ class Run(Read):
         """
         with self.meter.paused("saving"):
             self.agreement.check_same(self.strategy.fingerprint)
-            self.hooks.call("on_save", self)
+            self.before_save(self)
             self.saver.save(self.parts)
 
     def export(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -285,7 +286,7 @@ def _prepare(built: Built, optimizer: Optimizer, reported: dict[str, Any], hooks
         ),
         parts=parts,
         saver=saver,
-        hooks=hooks,
+        before_save=partial(hooks.call, "on_save"),
         facts=facts,
     )
 
