@@ -19,7 +19,6 @@ from .checkpoint.parts import Parts
 from .checkpoint.saver import Saver
 from .checkpoint.store import Start
 from .data.now import Now, current, set_now
-from .errors import Origin
 from .reporting.say import say_and_log
 from .task import Task
 
@@ -48,7 +47,6 @@ class Setup:
 
     Args:
         task, config: the task and the settings that the run is made from.
-        origins: of the config's values, by key.
         plan: the resolved settings: strategy, world size, precision, batch, rate.
         strategy: computes. A loop over several models calls forward and
             ``strategy.backward(loss)`` in ``with strategy.micro_step(boundary=is_last):`` for each
@@ -63,7 +61,6 @@ class Setup:
 
     task: Task
     config: TrainConfig
-    origins: Mapping[str, Origin]
     plan: Plan
     strategy: Strategy
     agreement: Agreement

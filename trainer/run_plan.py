@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import DEFAULT, Origin
+from .errors import Origin, origin_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Plan:
 
     def origin(self, key: str) -> Origin:
         """Return the place that set a value, for messages."""
-        return self.origins.get(key, DEFAULT)
+        return origin_of(self.origins, key)
 
     @property
     def precision(self) -> dict[str, str]:

@@ -117,6 +117,7 @@ def test_a_deepspeed_json_with_optimizer_scheduler_and_auto(launcher: str, tmp_p
     assert plan["notices"] == [
         f"{at}:10: scheduler.params.warmup_type: DeepSpeed's default holds, log"
     ]
+    assert "warmup_steps" not in (tmp_path / "run/config.yaml").read_text()
 
 
 @pytest.mark.slow

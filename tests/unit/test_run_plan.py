@@ -6,13 +6,11 @@ import json
 
 from plans import SAID, plan
 
-from trainer.errors import DEFAULT
-
 
 def test_origins_are_of_what_was_set() -> None:
     made = plan(lr=0.5)
     assert str(made.origin("lr")) == f"{SAID} (lr)"
-    assert made.origin("no such key") == DEFAULT
+    assert str(made.origin("no such key")) == "TrainConfig (no such key)"
 
 
 def test_a_warm_up_by_fraction_gets_its_steps_with_the_length_of_the_run() -> None:

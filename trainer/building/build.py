@@ -31,7 +31,7 @@ from ..data.seeds import seed_of
 from ..distributed.agreement import Agreement
 from ..distributed.heartbeat import watched_building
 from ..distributed.restarts import restarts
-from ..errors import DEFAULT, Origin, origin_of
+from ..errors import Origin, origin_of
 from ..evaluator import Evaluator, sizes_of
 from ..hooks import Callback, Hooks
 from ..launching import Launched, launch
@@ -126,7 +126,7 @@ def _build(
         launched = launch(config, origins=origins, optimizer_built_by=own_optimizer(task))
 
     with watched_building():
-        setup = _connect(task, config, launched, origins, trains=trains)
+        setup = _connect(task, config, launched, trains=trains)
         hooks.call("on_launch", setup)
         setup, folder = _claim_folder(setup)
         read = read_data(setup, folder, saves=_saves(setup, folder))
@@ -157,7 +157,6 @@ def _connect(
     task: Task,
     config: TrainConfig,
     launched: Launched,
-    origins: Mapping[str, Origin],
     *,
     trains: bool,
 ) -> Setup:
@@ -167,7 +166,6 @@ def _connect(
     return Setup(
         task=task,
         config=config,
-        origins=origins,
         plan=launched.plan,
         # Not launched.strategy, because several trainings may share a launch.
         strategy=type(launched.strategy)(launched.plan, accelerator),
@@ -183,18 +181,18 @@ def _connect(
 
 def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
     """Lock the run's folder, find the checkpoint to begin with, and resolve the names."""
-    config, agreement, origins = setup.config, setup.agreement, setup.origins
+    config, agreement, plan = setup.config, setup.agreement, setup.plan
     if setup.trains:
         # A task that was made in Python has settings that the config does not name.
         known = setup.task_facts["task_settings"]
         settings = {name: value for name, value in plain(setup.task).items() if name in known}
         config = dataclasses.replace(config, task_settings=settings | config.task_settings)
     # Those of the main process: the environment of another machine may differ.
-    names = agreement.of_main(resolve_names(config, setup.plan, origins))
+    names = agreement.of_main(resolve_names(config, plan))
     directory = RunDirectory(
         names["output_dir"],
         main=setup.is_main and setup.trains,
-        origin=origins.get("output_dir", DEFAULT),
+        origin=plan.origin("output_dir"),
     )
     start = Start()
     if setup.trains:
@@ -209,7 +207,7 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
                 config.resume,
                 directory.path / "checkpoints",
                 agreement,
-                origin=origins.get("resume", DEFAULT),
+                origin=plan.origin("resume"),
             )
         directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
     return (
@@ -425,12 +423,11 @@ def _announce(run: Run) -> None:
         run.say(f"finished already at step {run.step}; nothing to do{more}")
         return
 
-    # A key whose default of the task a launch file replaces is left out of config.yaml. The value
-    # would contradict the launch file when config.yaml is read again.
-    settings = dict(vars(run.config))
-    for key, origin in run.setup.origins.items():
-        if origin.is_default and not run.plan.origin(key).is_default:
-            settings.pop(key, None)
+    # A default beside the value of a launch file, which has other keys, would contradict the file
+    # in a next run.
+    settings = {
+        key: value for key, value in vars(run.config).items() if run.plan.origin(key).key == key
+    }
     run.directory.write_json("plan.json", run.facts)  # first: the file marks a run's folder
     run.directory.write("config.yaml", to_yaml(hidden(settings)))
     run.say(banner(run.facts))

@@ -37,7 +37,7 @@ def read_data(setup: Setup, folder: Folder, *, saves: bool) -> Read:
     )
     task.begin(plan)
     pin_memory = plan.device == "cuda"
-    data, train = build_data(task, config, layout, setup.origins, pin_memory=pin_memory)
+    data, train = build_data(task, config, layout, plan.origins, pin_memory=pin_memory)
     if train.size is not None and hasattr(data.train, "set_epoch"):
         setup.note("Data.train.set_epoch is never called: trainer.now().epoch tells the epoch")
 

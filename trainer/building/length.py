@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..config.interval import Interval, checked_interval
 from ..data.batches import TrainData
 from ..data.indexed import IndexedData
-from ..errors import Origin, origin_of
+from ..errors import Origin
 from ..run import Folder, Length, Setup
 
 
@@ -16,7 +16,7 @@ def length_of(setup: Setup, folder: Folder, data: TrainData) -> Length:
     if config.epochs is not None:
         if not isinstance(data, IndexedData) or data.steps_per_epoch is None:
             rule = "the training data has no known end. Use max_steps"
-            raise origin_of(setup.origins, "epochs").error(rule, config.epochs)
+            raise setup.plan.origin("epochs").error(rule, config.epochs)
         ends["epochs"] = start.step + data.steps_left(start.samples, config.epochs)
     if config.max_steps is not None:
         ends["max_steps"] = config.max_steps
@@ -50,5 +50,5 @@ def length_of(setup: Setup, folder: Folder, data: TrainData) -> Length:
 
 def configured_interval(setup: Setup, key: str, data: TrainData) -> Interval | None:
     """Return the interval of a key of the config. Raises ``ConfigError``."""
-    origin = origin_of(setup.origins, key)
+    origin = setup.plan.origin(key)
     return checked_interval(getattr(setup.config, key), data.steps_per_epoch, origin)

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..config.plain import plain
 from ..config.train_config import DEFAULTS
-from ..errors import LaunchError, origin_of
+from ..errors import LaunchError
 from ..optim.groups import OF_GROUPS, describe_groups
 from ..optim.learning_rate import build_schedule as schedule_of_plan
 from ..task import Task, own_optimizer, own_schedule
@@ -64,7 +64,7 @@ def build_optimizer(
             reported |= {"lr": rate, "lr_reference": rate, "lr_scaling": "none"}
         unused = _unused(config, kind, described)
         if unused:
-            raise origin_of(plan.origins, unused[0]).error(
+            raise plan.origin(unused[0]).error(
                 f"no effect: {built_by} builds the optimizer, {kind}. Remove {listed(unused)}"
             )
     notice = f"not in the optimizer, so frozen, and in no gradient norm: {listed(frozen)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ..errors import origin_of
 from ..evaluator import check_best_metric
 from ..hooks import Callback, StepInfo
 from ..run import Run
@@ -56,4 +55,4 @@ class SanityEvaluation(Callback):
 
         metric = run.config.best_metric
         if metric and names is not None:
-            check_best_metric(metric, names, origin_of(run.setup.origins, "best_metric"))
+            check_best_metric(metric, names, run.plan.origin("best_metric"))

@@ -30,7 +30,7 @@ class DivisibleOptimizer(Callback):
         problem = divided_step_problem(optimizer, run.strategy.step_device)
         if problem:
             built_by = own_optimizer(run.task)
-            origin, kind = run.plan.origin("optimizer").named("optimizer"), run.plan.optimizer
+            origin, kind = run.plan.origin("optimizer"), run.plan.optimizer
             if built_by:
                 origin, kind = Origin(built_by), type(optimizer).__qualname__
             name = type(optimizer).__name__.lower()

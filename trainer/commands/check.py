@@ -77,7 +77,7 @@ def _describe(training: Sequence[str], launch_file: str | None, processes: int |
         loaded.origins,
         optimizer_built_by=own_optimizer(task),
     )
-    names = resolve_names(config, plan, loaded.origins)
+    names = resolve_names(config, plan)
     rows = [*names.items(), *plan_rows(plan.as_dict())]
     title = f"{loaded.config_file or COMMAND_LINE} under {launch_file or f'{world} processes'}:"
     return "\n".join([title, table(rows, plan.notices)])

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Origin, origin_of
 from ..run_plan import Plan
 from ..text import did_you_mean, hidden, in_one_line
 from .plain import dotted
@@ -23,7 +22,7 @@ _FACTS = ("strategy", "world_size", "device")
 _NO_VALUES = ("run_name", "output_dir", "resume", "overwrite", "allow_config_change")
 
 
-def resolve_names(config: TrainConfig, plan: Plan, origins: Mapping[str, Origin]) -> dict[str, str]:
+def resolve_names(config: TrainConfig, plan: Plan) -> dict[str, str]:
     """Return ``run_name`` and ``output_dir`` with values as they run for the placeholders.
 
     The learning rate is not scaled.
@@ -42,7 +41,7 @@ def resolve_names(config: TrainConfig, plan: Plan, origins: Mapping[str, Origin]
         try:
             values[key] = _Names(path=key == "output_dir").vformat(template, (), values)
         except (ValueError, TypeError) as error:
-            raise origin_of(origins, key).error(str(error), template) from None
+            raise plan.origin(key).error(str(error), template) from None
     return {key: values[key] for key in templates}
 
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from ..errors import LaunchError, TrainerError
 from ..private.torch import process_groups, set_timeout
 from .signals import signals_watched
-from .started_by import launcher_lines
+from .started_by import launcher_line
 
 # A request to stop, as a number of which the largest is the answer of all ranks. Its low byte is
 # the signal that asked, 0 if the code asked.
@@ -58,7 +58,7 @@ class Agreement:
         if self.distributed:
             self.group = dist.new_group(backend="gloo", timeout=timeout, group_desc="agreement")
         self._in_flight: set[Any] = set()
-        self._launcher = os.getppid() if launcher_lines() else None
+        self._launcher = os.getppid() if launcher_line() else None
         self._voted_at = time.monotonic()
 
     # -- stopping ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from .started_by import env_number, launcher_lines
+from .started_by import env_number, launcher_line
 
 
 def restarts() -> int:
@@ -35,4 +35,4 @@ def _has_several_elastic_agents() -> bool:
     """Return whether several launchers share this job, which may join and leave it."""
     if env_number("GROUP_WORLD_SIZE") <= 1:
         return False
-    return any(re.search(r"c10d|etcd", word) for line in launcher_lines()[:1] for word in line)
+    return any(re.search(r"c10d|etcd", word) for word in launcher_line())

@@ -25,11 +25,8 @@ _PATIENCE_SECONDS = 10.0
 # A scheduler's SIGTERM comes twice: to each process, and once more from the launcher.
 _ECHO_SECONDS = 5.0
 _LOOK_SECONDS = 0.25
-_ANSWER = b"\0"  # no signal has the number 0
+_ANSWER, _END = b"\0", b"\xff"  # no signal has the number 0 or 255
 STANDARD_LIBRARY = os.path.dirname(os.__file__)
-
-# The ends of pipes into which the signals of this process are written.
-_sinks: set[int] = set()
 
 
 @contextmanager
@@ -50,10 +47,10 @@ def signals_watched(
 
     source, sink = os.pipe()
     os.set_blocking(sink, False)
-    _sinks.add(sink)
+    process = os.getpid()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if sink in _sinks:
+        if os.getpid() == process:  # and not that of a worker, which has this handler as well
             os.write(sink, _ANSWER)
         ask(number)
 
@@ -70,9 +67,9 @@ def signals_watched(
         signal.set_wakeup_fd(previous_sink)
         for number, handler in previous_handlers.items():
             signal.signal(number, handler)
-        _sinks.discard(sink)
-        os.close(sink)
+        os.write(sink, _END)  # a worker that lives on keeps the pipe open
         thread.join()
+        os.close(sink)
         os.close(source)
 
 
@@ -86,7 +83,7 @@ def _read_signals(source: int, allowed_seconds: Callable[[], float], waits_in: s
         now = time.monotonic()
         if ready:
             byte = os.read(source, 1)
-            if not byte:
+            if byte == _END:
                 return
             number = byte[0]
             if byte == _ANSWER:
@@ -118,11 +115,5 @@ def _waits_in(file: str) -> bool:
     )
 
 
-def _leave_the_pipe() -> None:
-    """Keep the signals of a forked process, a worker that loads data, out of its parent's pipe."""
-    if _sinks:
-        signal.set_wakeup_fd(-1)
-        _sinks.clear()
-
-
-os.register_at_fork(after_in_child=_leave_the_pipe)
+# Keep the signals of a forked process, a worker that loads data, out of its parent's pipe.
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))

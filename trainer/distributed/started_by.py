@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -83,9 +82,10 @@ def _parents() -> Iterator[list[str]]:
             yield process.cmdline()
 
 
-def launcher_lines() -> list[list[str]]:
-    """List the command lines of the launchers above this process, the nearest first."""
-    return [*takewhile(lambda line: _program(line)[0] in _PROGRAMS, _parents())]
+def launcher_line() -> list[str]:
+    """Return the command line of the parent of this process if that is a launcher, else []."""
+    line = next(_parents(), [])
+    return line if _program(line)[0] in _PROGRAMS else []
 
 
 def _nearest() -> tuple[Name, tuple[str, ...]]:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from ..errors import DataError, LaunchError, origin_of
+from ..errors import DataError, LaunchError
 from ..text import listed
 from .digests import at_a_time
 
@@ -100,7 +100,7 @@ def refuse_settings(plan: Plan, *, offloads: bool) -> None:
     for key, is_wrong in are_wrong.items():
         if is_wrong:
             rule = "not beside same_bits: true, which does not hold with it; leave out one of them"
-            raise origin_of(plan.origins, key).error(rule, getattr(plan, key, True))
+            raise plan.origin(key).error(rule, getattr(plan, key, True))
 
 
 def refuse_parts(model: nn.Module) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from origins import origin
 from plans import plan
 
 from trainer.config.naming import file_name_part, resolve_names
@@ -21,7 +20,7 @@ def config_of(**settings: Any) -> TrainConfig:
 
 def names(**settings: Any) -> dict[str, str]:
     """The names of a run on two processes under DDP."""
-    return resolve_names(config_of(**settings), plan(**settings), {})
+    return resolve_names(config_of(**settings), plan(**settings))
 
 
 def test_the_default_is_experiment_strategy_processes_in_the_folder_that_is_named() -> None:
@@ -73,11 +72,10 @@ def test_no_value_leaves_its_folder(value: str) -> None:
     ],
 )
 def test_what_cannot_be_filled_in_names_its_line(template: str, rule: str) -> None:
-    at = {"output_dir": origin("train.yaml:4 (output_dir)")}
     config = config_of(output_dir=template, task_settings=SETTINGS)
     with pytest.raises(ConfigError) as caught:
-        resolve_names(config, plan(), at)
-    assert str(caught.value).startswith(f"train.yaml:4: output_dir: '{template}': ")
+        resolve_names(config, plan(output_dir=template))
+    assert str(caught.value).startswith(f"train.yaml:7: output_dir: '{template}': ")
     assert rule in str(caught.value)
 
 

@@ -36,7 +36,7 @@ def test_a_stop_by_the_code_has_no_signal_and_an_agreed_one_needs_no_vote() -> N
 
 def test_the_end_of_the_launcher_asks_for_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     by_hand = Agreement()
-    monkeypatch.setattr(agreement, "launcher_lines", lambda: ["torchrun"])
+    monkeypatch.setattr(agreement, "launcher_line", lambda: ["torchrun"])
     launched, left_alone = Agreement(), Agreement()
     assert [left_alone.poll_evaluation() for _ in range(3)][-1] == 0
     monkeypatch.setattr(os, "getppid", lambda: 1)

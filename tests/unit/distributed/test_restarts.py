@@ -16,5 +16,5 @@ def test_agents_that_count_for_themselves(
 ) -> None:
     monkeypatch.setenv("GROUP_WORLD_SIZE", group)
     line = ["torchrun", "--rdzv_backend", backend]
-    monkeypatch.setattr(restarts, "launcher_lines", lambda: [line])
+    monkeypatch.setattr(restarts, "launcher_line", lambda: line)
     assert restarts._has_several_elastic_agents() is several

@@ -73,7 +73,7 @@ sleep(60)""")
 
 
 def test_signals_of_a_forked_worker_are_its_own_and_an_agreed_stop_has_its_time() -> None:
-    code, lines, _ = ended("""source, sink = os.pipe()
+    code, lines, seconds = ended("""source, sink = os.pipe()
 worker = os.fork()
 if worker == 0:
     os.write(sink, b"forked")
@@ -89,8 +89,12 @@ os.kill(pid, signal.SIGTERM)
 print(both.poll(), both.poll(), both.poll())
 send_soon(signal.SIGTERM)
 sleep(2)
+if os.fork() == 0:
+    os.close(1)
+    time.sleep(20), os._exit(0)
 print("saved")""")
     assert (code, lines) == (0, ["trains on", "None None 15", "saved"])
+    assert seconds < 10  # no end waits for a worker that lives on
 
 
 def test_the_second_signal_ends_at_once_but_no_echo_of_the_first() -> None:

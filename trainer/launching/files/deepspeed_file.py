@@ -93,13 +93,11 @@ def _request(doc: Document, *, use_cpu: bool) -> Request:
         if data.get(key) is not None
     }
     given = [name for name in ("fp16", "bf16") if name in data]
-    for name in given:
-        if getattr(read, name).enabled:
-            precision = Sourced(name, doc.origin(f"{name}.enabled"))
-            merge(settings, {"mixed_precision": precision})
-    are_off = "mixed_precision" not in settings and all("enabled" in data[name] for name in given)
-    if given and are_off:
-        settings["mixed_precision"] = Sourced("no", doc.origin(f"{given[0]}.enabled"))
+    are_on = [name for name in given if getattr(read, name).enabled]
+    are_off = given[:1] if all("enabled" in data[name] for name in given) else []
+    for name in are_on or are_off:
+        precision = Sourced(name if are_on else "no", doc.origin(f"{name}.enabled"))
+        merge(settings, {"mixed_precision": precision})
     strategy: Any = f"zero{stage}" if stage else "ddp"
     return Request(
         strategy=strategy,
