@@ -51,7 +51,9 @@ def test_a_stream_that_is_the_same_on_every_rank_is_compared_once(workers: int) 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stream_that_divides_itself_is_refused_before_the_first_step(workers: int) -> None:
     [of_rank_0, *_] = windows_of([*range(0, 12, 2)], workers)
-    ranks = TwoRanks(lambda value: (value[0], dict.fromkeys(value[1], "5")))
+    ranks = TwoRanks(
+        lambda value: (None, 0) if isinstance(value, tuple) else dict.fromkeys(value, "5")
+    )
     run = run_with(ranks.gather)
     with pytest.raises(
         DataError, match=r"^rank 1: the beginning of Data\.train, .* is 5, rank 0: "
