@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import distributed as torch_ddp
 
-from ..errors import LaunchError
 from ..private.torch import numbers_without_gradient, rebuild_buckets
 from ..text import listed
 from .base import Strategy
@@ -77,12 +76,6 @@ class DDP(Strategy):
             )
         if not self.plan.find_unused_parameters:
             _arrange_buckets(self.model)
-
-    def verify(self) -> None:
-        if isinstance(self.model, DistributedDataParallel) != (self.plan.strategy == "ddp"):
-            raise LaunchError(
-                f"asked for {self.plan.strategy}, but the model became {type(self.model).__name__}"
-            )
 
     def missed_exchange(self) -> str:
         if not isinstance(self.model, DistributedDataParallel):
