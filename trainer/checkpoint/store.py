@@ -41,8 +41,6 @@ def named(folder: Path) -> list[Path]:
         found = [entry for entry in folder.iterdir() if NAME.fullmatch(entry.name)]
     except FileNotFoundError:
         return []
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be read: {error.strerror}") from None
     return sorted(found, key=step_of, reverse=True)
 
 
