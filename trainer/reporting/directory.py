@@ -49,7 +49,8 @@ class RunDirectory:
         Return why the folder is not locked, on the main process.
 
         Raises:
-            ConfigError: another run has the lock, or the folder cannot be made.
+            ConfigError: another run has the lock.
+            OSError: the folder cannot be made.
         """
         agreement.run_on_main(self._make_and_lock)
         return self._lock.notices if self._lock else []
@@ -58,8 +59,6 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = lock_folder(self.path)
-        except OSError as error:
-            raise self._error(f"cannot be made: {error.strerror}") from None
         except Locked as holder:
             rule = f"another run is writing there ({holder}); end it, or give another folder"
             raise self._error(rule) from None

@@ -10,7 +10,6 @@ import pytest
 from one_process import fit
 from run_folders import another_run
 
-from trainer import ConfigError
 from trainer.reporting.lock import LOCK, FolderLock, Locked
 
 
@@ -56,9 +55,7 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / LOCK).symlink_to(tmp_path / "mine")
-    with pytest.raises(
-        ConfigError, match=r"output_dir: .*cannot be made: Too many levels of symbolic links"
-    ):
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
         fit(tmp_path / "run")
     assert (tmp_path / "mine").read_text() == "mine"
 
