@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from ..checkpoint.snapshot import take
 from ..hooks import Callback, StepInfo
 from ..loop import Trainer
-from ..reporting.directory import json_text
+from ..reporting.directory import as_json
 from ..reporting.gpus import memory_of
 from ..run import Read, Run, Setup
 from ..script import trainer_of
@@ -131,7 +130,7 @@ def observe(words: Sequence[str], recorder: FakeDevice) -> dict[str, Any]:
     phases = recorder.ledger.phases()
     peak = max(phases, key=lambda name: phases[name]["most"])
     return {
-        "plan": json.loads(json_text(trainer.run.facts)),
+        "plan": as_json(trainer.run.facts),
         "phases": phases,
         "peak": peak,
         "most": phases[peak]["most"],
