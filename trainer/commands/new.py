@@ -10,9 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..rehearsal.changes import TEMPLATE
 from .usage import Options, read_folders
-
-TEMPLATE = Path(__file__).parent / "templates/classifier"
 
 
 def run(argv: Sequence[str]) -> int:

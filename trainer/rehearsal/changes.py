@@ -11,14 +11,14 @@ from ..config.documents import read_document
 from ..script import load_config, load_task
 from .job import Job
 
-_FILES = Path(__file__).parents[1] / "commands/templates/classifier"
+TEMPLATE = Path(__file__).parents[1] / "commands/templates/classifier"  # of `trainer new`
 _BY_TASK = "task_settings.activation_checkpointing"
 _BY_FSDP = "fsdp_activation_checkpointing"
 
 
 def committed(name: str) -> dict[str, Any]:
     """Return the content of a launch file that ``trainer new`` writes (accel_configs/ddp.yaml)."""
-    return read_document(_FILES / name).data
+    return read_document(TEMPLATE / name).data
 
 
 def changes_of(job: Job, plan: Mapping[str, Any]) -> Iterator[tuple[str, Job]]:
