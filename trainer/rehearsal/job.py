@@ -73,15 +73,11 @@ class Job:
                 "WORLD_SIZE": f"{self.gpus}",
                 "LOCAL_RANK": f"{rank % machine_size}",
                 "LOCAL_WORLD_SIZE": f"{machine_size}",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": "0",
             }
         option = kind_of(self.launch_file)
         data = self.launch_file
         if option == "accel_config":
-            machines = -(-self.gpus // self.per_machine)
-            of_job = {"num_processes": self.gpus, "num_machines": machines, "machine_rank": 0}
-            data = {**data, **of_job, "use_cpu": False}
+            data = {**data, "num_processes": self.gpus, "use_cpu": False}
         with tempfile.TemporaryDirectory() as name:
             file = Path(name, "launch.json")  # an accelerate file may be JSON
             file.write_text(json.dumps(data))

@@ -60,7 +60,7 @@ class Observer(Callback):
         self.ledger.enter("")
         replace_in(
             strategy,
-            to_device=self._of_batch(strategy.to_device),
+            to_device=self._entering("forward", strategy.to_device),
             micro_step=self._entering("forward", strategy.micro_step),
             backward=self._entering("backward", strategy.backward),
         )
@@ -94,22 +94,17 @@ class Observer(Callback):
     def _enter(self, phase: str) -> None:
         self.ledger.enter(phase if self.ledger.window == STEPS else "")
 
-    def _of_batch(self, place: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return the function with a note of the memory of each batch, which is no gradient."""
-
-        def place_and_note(batch: Any) -> Any:
-            placed = place(batch)
-            self.ledger.claim(ACTIVATIONS, tree_leaves(placed))
-            return placed
-
-        return place_and_note
-
     def _entering(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with the beginning of a phase before each call."""
+        """Return the function with the beginning of a phase before each call.
+
+        The memory of a result, a batch, is no gradient.
+        """
 
         def enter_and_call(*args: Any, **named: Any) -> Any:
             self._enter(phase)
-            return function(*args, **named)
+            result = function(*args, **named)
+            self.ledger.claim(ACTIVATIONS, tree_leaves(result))
+            return result
 
         return enter_and_call
 
