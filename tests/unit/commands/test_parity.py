@@ -13,7 +13,7 @@ from launchers import ROOT
 from origins import origin, sourced
 
 from trainer import TrainConfig
-from trainer.commands import parity
+from trainer.commands import cli, parity
 from trainer.commands.curves import EXACT
 from trainer.launching.request import Request
 
@@ -54,7 +54,7 @@ def test_without_nudged_runs_a_run_beyond_the_bounds_is_unknown(
     monkeypatch.setattr(parity, "_weights_gap", lambda *_: 0.0)
     monkeypatch.chdir(ROOT)
     words = ["accel_configs/ddp.yaml", "examples/configs/digits_cnn.yaml", "--nudges", "0"]
-    assert parity.run(words) == 1
+    assert cli.main(["parity", *words]) == 1
     said = capsys.readouterr().out
     assert re.search(r"^ddp .* unknown$", said, re.MULTILINE) and "NOT the same within" in said
     assert "ddp: unknown: grad_norm 2.0e-04 apart at step 4" in said

@@ -10,7 +10,7 @@ import pytest
 from pydantic import Field
 
 from trainer.commands import cli
-from trainer.commands.usage import read_folders, read_words
+from trainer.commands.usage import only_folders, read_words
 from trainer.errors import ConfigError
 
 
@@ -35,7 +35,7 @@ def test_every_order_and_spelling_is_the_same(line: str) -> None:
 
 
 def test_a_flag_does_not_take_a_folder_as_its_value(tmp_path: Path) -> None:
-    options, folders = read_folders("", Options, ["--verify", str(tmp_path)])
+    options, _, folders = read_words("", Options, ["--verify", str(tmp_path)])
     assert options.verify and folders == [str(tmp_path)]
 
 
@@ -53,7 +53,7 @@ def test_a_flag_does_not_take_a_folder_as_its_value(tmp_path: Path) -> None:
 )
 def test_a_mistake_is_one_line(line: str, rule: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_folders("", Options, line.split())
+        only_folders(*read_words("", Options, line.split())[1:])
     assert rule in str(caught.value) and "\n" not in str(caught.value)
 
 
