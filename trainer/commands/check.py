@@ -43,7 +43,7 @@ def run(options: Options, settings: Sequence[str], words: Sequence[str]) -> int:
     Return 0 if every training could run, else the exit code of the worst error.
     """
     configs, files = sort_files(words)
-    trainings = [[file.path, *settings] for file in configs] or [settings]
+    trainings: list[Sequence[str]] = [[file.path, *settings] for file in configs] or [settings]
     launch_files: list[str | None] = [file.path for file in files] or [None]
     codes = {}  # by the text of the error, in the order of the files
     for training, launch_file in product(trainings, launch_files):
