@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
 from ..checkpoint.snapshot import take
+from ..distributed.started_by import env_number
 from ..hooks import Callback, StepInfo
 from ..loop import Trainer
 from ..reporting.directory import as_json
@@ -142,7 +142,7 @@ def rehearse(gpu: str, words: Sequence[str]) -> dict[str, Any]:
     install_parameters()
     use_fakes()
     answer_alone()
-    if "RANK" in os.environ:
-        rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    rank, world_size = env_number("RANK"), env_number("WORLD_SIZE")
+    if world_size:
         dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     return observe(words, device)
