@@ -10,7 +10,7 @@ import json
 import sys
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any
@@ -40,7 +40,7 @@ def run(options: Options, settings: Sequence[str], words: Sequence[str]) -> int:
     """Print the table, and return 0. ConfigError: a run cannot be read, or logged no step."""
     runs = list(map(read_run, only_folders(settings, words, most=sys.maxsize)))
     if len({run.name for run in runs}) < len(runs):
-        runs = [replace(run, name=run.path) for run in runs]
+        runs = [run._replace(name=run.path) for run in runs]
     report = make_report(runs)
     text = as_table(report)
     if options.json:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt
 
@@ -17,8 +16,7 @@ from ..errors import Origin, usage_error
 from ..reporting.say import say
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(NamedTuple):
     """A training that ran.
 
     Args:
@@ -30,9 +28,9 @@ class Run:
 
     name: str
     path: str
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    summary: Mapping[str, Any] = field(default_factory=dict)
+    plan: Mapping[str, Any] = {}
+    rows: Sequence[Mapping[str, Any]] = ()
+    summary: Mapping[str, Any] = {}
     error: str = ""
 
     def curve(self, key: str) -> dict[int, float]:
