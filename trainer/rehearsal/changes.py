@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ def changes_of(job: Job, plan: Mapping[str, Any]) -> Iterator[tuple[str, Job]]:
         yield f"{_BY_TASK}: true", job.with_settings(**{_BY_TASK: "true"})
     elif recomputes is None and fsdp and not fsdp.get(_BY_FSDP):
         file = {**job.launch_file, "fsdp_config": {**fsdp, _BY_FSDP: True}}
-        yield f"{_BY_FSDP}: true", replace(job, launch_file=file)
+        yield f"{_BY_FSDP}: true", job._replace(launch_file=file)
 
     half, is_odd = divmod(plan["micro_batch_size"], 2)
     if not is_odd:
@@ -42,4 +41,4 @@ def changes_of(job: Job, plan: Mapping[str, Any]) -> Iterator[tuple[str, Job]]:
     kept = ("mixed_precision", "micro_batch_size", "accumulation_steps")
     same = job.with_settings(**{key: plan[key] for key in kept})
     for name in ("accel_configs/fsdp.yaml", "accel_configs/zero3_offload.yaml")[bool(fsdp) :]:
-        yield name, replace(same, launch_file=committed(name))
+        yield name, same._replace(launch_file=committed(name))

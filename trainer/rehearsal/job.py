@@ -9,9 +9,8 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..config.arguments import kind_of
 from ..errors import LaunchError
@@ -31,8 +30,7 @@ _OFF = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(NamedTuple):
     """A job to rehearse.
 
     Args:
@@ -51,7 +49,7 @@ class Job:
 
     def with_settings(self, **settings: Any) -> Job:
         """Return the job with other values of training settings."""
-        return replace(self, words=[*self.words, *(f"--{k}={v}" for k, v in settings.items())])
+        return self._replace(words=[*self.words, *(f"--{k}={v}" for k, v in settings.items())])
 
     def rehearse(self, ranks: Sequence[int] = (0,)) -> Iterator[dict[str, Any]]:
         """Rehearse ranks of the job, two at a time. Return results of ``one_rank.rehearse``.
