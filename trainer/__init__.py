@@ -4,18 +4,13 @@ A public name is imported at the first use, so that a mistake in a config is rep
 is loaded, which takes seconds. The names are those of ``__init__.pyi``, which type checkers read.
 """
 
-import ast
 import importlib
+import re
 from pathlib import Path
 from typing import Any
 
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-_MODULES = {
-    alias.name: line.module
-    for line in ast.parse(_STUB).body
-    if isinstance(line, ast.ImportFrom)
-    for alias in line.names
-}
+_MODULES = {name: module for module, name in re.findall(r"from \.(\S+) import (\w+)", _STUB)}
 __all__ = sorted(_MODULES)
 
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from torch import nn
 
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from .task import Data
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Setup:
+class Setup(NamedTuple):
     """The parts that a run has once the ranks are connected.
 
     Args:
@@ -75,8 +74,7 @@ class Setup:
         self.notices.extend(texts)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Folder:
+class Folder(NamedTuple):
     """The place of a run.
 
     Args:
@@ -91,8 +89,7 @@ class Folder:
     start: Start
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Length:
+class Length(NamedTuple):
     """The steps of a run.
 
     Args:
@@ -110,8 +107,7 @@ class Length:
     finished: bool
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Sets:
+class Sets(NamedTuple):
     """The data of a run.
 
     Args:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from pydantic import ByteSize
+
 _SHOWN = 30  # known names
 HIDDEN = "(hidden)"  # shown instead of a secret
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -134,11 +136,7 @@ def told(error: BaseException) -> str:
 
 def size(count: float) -> str:
     """Return a number of bytes for people: ``1.5 GiB``."""
-    power = 0
-    while count >= 1024 and power < 4:
-        count /= 1024
-        power += 1
-    return f"{count:.{min(power, 1)}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+    return ByteSize(count).human_readable(separator=" ")
 
 
 def clock(seconds: float) -> str:

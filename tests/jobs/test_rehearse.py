@@ -17,7 +17,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -393,7 +392,7 @@ def test_what_is_offloaded_takes_no_memory_of_the_gpu(
     assert held["plan"]["strategy"] == Path(file).stem
     assert held["plan"]["world_size"] == gpus
     data = held_job.launch_file
-    changed = replace(held_job, launch_file={**data, section: {**data[section], **offload}})
+    changed = held_job._replace(launch_file={**data, section: {**data[section], **offload}})
     (offloaded,) = changed.rehearse()
     optimizer, gone = (
         found["phases"]["step"]["at_most"].get(OPTIMIZER, 0) for found in (held, offloaded)
@@ -426,7 +425,7 @@ def test_an_error_of_the_launch_file_names_the_file() -> None:
     with pytest.raises(
         LaunchError, match=r"^hsdp.yaml: num_processes: 6: must be 4 under hsdp.yaml "
     ):
-        list(replace(job(committed("hsdp"), options(SETTINGS), 6), file="hsdp.yaml").rehearse())
+        list(job(committed("hsdp"), options(SETTINGS), 6)._replace(file="hsdp.yaml").rehearse())
 
 
 def test_ranks_that_take_different_branches_are_named(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +53,8 @@ def odd_runs() -> list[Run]:
             schedule_settings={"gamma": 0.5},
         ),
         made("zero3", strategy="zero3", speed=150),
-        replace(killed, rows=killed.rows[:2], summary={}, plan=killed.plan | {"total_steps": 9}),
-        replace(silent, rows=[], summary={}),
-        replace(unmeasured, plan=unmeasured.plan | {"strategy": "fsdp"}),
+        killed._replace(rows=killed.rows[:2], summary={}, plan=killed.plan | {"total_steps": 9}),
+        silent._replace(rows=[], summary={}),
+        unmeasured._replace(plan=unmeasured.plan | {"strategy": "fsdp"}),
         sparse,
     ]

@@ -211,7 +211,7 @@ def _claim_folder(setup: Setup) -> tuple[Setup, Folder]:
             )
         directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
     return (
-        dataclasses.replace(setup, config=config),
+        setup._replace(config=config),
         Folder(name=names["run_name"], directory=directory, start=start),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -56,7 +55,7 @@ def read_data(setup: Setup, folder: Folder, *, saves: bool) -> Read:
         gather=setup.agreement.gather,
     )
     return Read(
-        setup=dataclasses.replace(setup, plan=plan.with_length(length.total_steps)),
+        setup=setup._replace(plan=plan.with_length(length.total_steps)),
         folder=folder,
         length=length,
         sets=Sets(

@@ -76,7 +76,7 @@ class Digests(Callback):
         self._micro_batches = -(-window.samples // run.plan.micro_batch_size)
         # Those of all ranks, of which this rank fills in its own.
         places = len(window.micros) * run.plan.world_size
-        self._micros = torch.zeros(places, dtype=torch.int64, device=run.accelerator.device)
+        self._micros = self._gradients.new_zeros(places)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         tensors, world = len(self._odd), run.plan.world_size

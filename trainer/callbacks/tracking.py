@@ -85,9 +85,9 @@ class Tracking(Callback):
             names = ", ".join(self.names)
             raise TrainerError(f"trackers: {names} does not start: {told(error)}") from error
 
-        for tracker in accelerator.trackers:
-            self._live.append(tracker)
-            self._undo.append(when_failing(getattr(tracker, "finish_as_failed", tracker.finish)))
+        self._live = list(accelerator.trackers)
+        ends = (getattr(tracker, "finish_as_failed", tracker.finish) for tracker in self._live)
+        self._undo = list(map(when_failing, ends))
 
 
 def tracked_values(info: StepInfo) -> dict[str, float]:

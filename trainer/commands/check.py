@@ -28,7 +28,6 @@ from ..reporting.banner import plan_rows
 from ..script import load_config, load_task
 from ..task import own_optimizer
 from ..text import table
-from .usage import read_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +37,13 @@ class Options:
     processes: Annotated[int | None, "replaces the number in the launch files", Field(ge=1)] = None
 
 
-def run(argv: Sequence[str]) -> int:
+def run(options: Options, settings: Sequence[str], words: Sequence[str]) -> int:
     """Print the plans to stdout, and each error to stderr.
 
     Return 0 if every training could run, else the exit code of the worst error.
     """
-    options, settings, words = read_words(__doc__, Options, argv)
     configs, files = sort_files(words)
-    trainings = [[file.path, *settings] for file in configs] or [settings]
+    trainings: list[Sequence[str]] = [[file.path, *settings] for file in configs] or [settings]
     launch_files: list[str | None] = [file.path for file in files] or [None]
     codes = {}  # by the text of the error, in the order of the files
     for training, launch_file in product(trainings, launch_files):

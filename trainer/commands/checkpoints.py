@@ -10,7 +10,7 @@ from typing import Annotated
 from ..checkpoint.discover import listing, verify
 from ..errors import usage_error
 from ..text import columns, size
-from .usage import read_folders
+from .usage import only_folders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +20,9 @@ class Options:
     verify: Annotated[bool, "read every byte"] = False
 
 
-def run(argv: Sequence[str]) -> int:
+def run(options: Options, settings: Sequence[str], words: Sequence[str]) -> int:
     """Print the list. Return 0 if all checkpoints are in order, else 1."""
-    options, (folder,) = read_folders(__doc__, Options, argv)
+    (folder,) = only_folders(settings, words)
     inside = Path(folder, "checkpoints")
     checkpoints = listing(inside if inside.is_dir() else Path(folder))
     if not checkpoints:

@@ -1,6 +1,7 @@
 """Run the command ``trainer``.
 
-Each command is a module with ``run(argv) -> exit code``. A call imports only the module called.
+Each command is a module with ``Options`` and ``run(options, settings, words) -> exit code``, of the
+words that ``read_words`` reads. A call imports only the module called.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from ..errors import TrainerError, usage_error
 from ..text import columns, did_you_mean, versions
+from .usage import read_words
 
 COMMANDS = {
     "new": "a folder with a task that trains, a config, launch files and a test",
@@ -27,6 +30,8 @@ COMMANDS = {
     "rehearse": "the memory and exchanges of a job on many GPUs, on a machine without a GPU",
     "compare": "runs beside each other: curves, speed, memory",
 }
+# Commands with ``run(argv)``, which ends the process: of several ranks the first tells a mistake.
+_LAUNCHED = ("train", "evaluate", "replay")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("usage: trainer COMMAND ... | --version; trainer COMMAND --help tells more\n")
             print(columns([*COMMANDS.items()]))
         elif command in COMMANDS:
-            code = importlib.import_module(f".{command}", __package__).run(rest)
+            module = importlib.import_module(f".{command}", __package__)
+            arguments: Sequence[Any] = [rest]
+            if command not in _LAUNCHED:
+                arguments = read_words(module.__doc__, module.Options, rest)
+            code = module.run(*arguments)
         else:
             raise usage_error("", command, f"unknown command; {did_you_mean(command, COMMANDS)}")
         sys.stdout.flush()  # raises BrokenPipeError if the reader has closed the pipe

@@ -10,7 +10,7 @@ import json
 import sys
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any
@@ -25,7 +25,7 @@ from ..text import columns, metrics_text, printable, size
 from .curves import bounds_of, gaps_of, judge
 from .finished_runs import Run, read_run
 from .page import write_page
-from .usage import read_folders
+from .usage import only_folders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +36,11 @@ class Options:
     page: Annotated[LocalPath | None, "FILE with the curves, as HTML"] = None
 
 
-def run(argv: Sequence[str]) -> int:
+def run(options: Options, settings: Sequence[str], words: Sequence[str]) -> int:
     """Print the table, and return 0. ConfigError: a run cannot be read, or logged no step."""
-    options, folders = read_folders(__doc__, Options, argv, most=sys.maxsize)
-    runs = [read_run(path) for path in folders]
+    runs = list(map(read_run, only_folders(settings, words, most=sys.maxsize)))
     if len({run.name for run in runs}) < len(runs):
-        runs = [replace(run, name=run.path) for run in runs]
+        runs = [run._replace(name=run.path) for run in runs]
     report = make_report(runs)
     text = as_table(report)
     if options.json:

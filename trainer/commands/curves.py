@@ -12,8 +12,7 @@ CNN 1.2e-2 away in the loss. A weight decay that got lost led a smooth CNN only 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,8 +23,7 @@ from .finished_runs import Run
 Gaps: TypeAlias = Mapping[str, Mapping[int, float]]
 
 
-@dataclass(frozen=True, kw_only=True, order=True)
-class Bounds:
+class Bounds(NamedTuple):
     """The relative differences up to which two runs count as the same.
 
     Args:

@@ -20,7 +20,7 @@ from ..checkpoint.discover import inspect, opened, verify
 from ..checkpoint.exported import write_model
 from ..config.paths import LocalPath
 from ..errors import usage_error
-from .usage import read_folders
+from .usage import only_folders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +30,9 @@ class Options:
     to: Annotated[LocalPath, "the new folder of the model"]
 
 
-def run(argv: Sequence[str]) -> int:
+def run(options: Options, settings: Sequence[str], words: Sequence[str]) -> int:
     """Write the model, print the file, and return 0. Raises as ``export_checkpoint`` does."""
-    options, (checkpoint,) = read_folders(__doc__, Options, argv)
+    (checkpoint,) = only_folders(settings, words)
     path = export_checkpoint(Path(checkpoint), Path(options.to))
     print(f"{path}: {path.stat().st_size:,} bytes")
     return 0

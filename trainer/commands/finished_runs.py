@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt
 
@@ -18,8 +17,7 @@ from ..reporting.say import say
 from ..text import in_one_line
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(NamedTuple):
     """A training that ran.
 
     Args:
@@ -31,9 +29,9 @@ class Run:
 
     name: str
     path: str
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    summary: Mapping[str, Any] = field(default_factory=dict)
+    plan: Mapping[str, Any] = {}
+    rows: Sequence[Mapping[str, Any]] = ()
+    summary: Mapping[str, Any] = {}
     error: str = ""
 
     def curve(self, key: str) -> dict[int, float]:
@@ -73,29 +71,34 @@ class _Summary(_File):
 def read_run(path: str | Path) -> Run:
     """Read the folder of a run. ConfigError: the folder is none, or a file is damaged."""
     folder = Path(path)
-    rows, summary = [], {}
-    try:
-        file = folder / "plan.json"
-        plan = _Plan.model_validate_json(file.read_bytes()).model_dump()
-        config = read_document(folder / "config.yaml").data
-        file = folder / "metrics.jsonl"
-        if file.exists():
-            # Without a last row that a killed run did not write to the end.
-            *lines, _ = file.read_bytes().split(b"\n")
-            rows = [_Row.model_validate_json(line).model_dump() for line in lines]
-        file = folder / "summary.json"
-        if file.exists():
-            summary = _Summary.model_validate_json(file.read_bytes()).model_dump()
-    except (FileNotFoundError, NotADirectoryError):
-        raise usage_error("", str(path), "is no folder of a run: it has no plan.json") from None
-    except (OSError, ValueError) as error:
-        rule = f"the file is damaged: {in_one_line(error)[:200]}"
-        raise Origin(str(file)).error(rule) from None
+    plans = _read(folder / "plan.json", _Plan)
+    if not plans:
+        raise usage_error("", str(path), "is no folder of a run: it has no plan.json")
+    plan, config = plans[0], read_document(folder / "config.yaml").data
 
     # Without the key all runs of a task have the same name.
     name = plan["run_name"] if config.get("run_name") else folder.resolve().name
-    plan = {**DEFAULTS, **config, **plan}
-    return Run(name=name, path=str(path), plan=plan, rows=rows, summary=summary)
+    return Run(
+        name=name,
+        path=str(path),
+        plan={**DEFAULTS, **config, **plan},
+        rows=_read(folder / "metrics.jsonl", _Row),
+        summary=dict(*_read(folder / "summary.json", _Summary)),
+    )
+
+
+def _read(file: Path, form: type[_File]) -> list[dict[str, Any]]:
+    """Return the object of a file, or the objects of the lines. Empty if the file is missing."""
+    try:
+        parts = [file.read_bytes()]
+        if file.suffix == ".jsonl":
+            *parts, _ = parts[0].split(b"\n")  # without a row that a killed run did not end
+        return [form.model_validate_json(part).model_dump() for part in parts]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (OSError, ValueError) as error:
+        rule = f"the file is damaged: {in_one_line(error)[:200]}"
+        raise Origin(str(file)).error(rule) from None
 
 
 def import_code_of(run: Run) -> None:

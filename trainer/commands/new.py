@@ -10,14 +10,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .usage import Options, read_folders
+from ..rehearsal.changes import TEMPLATE
+from .usage import Options, only_folders
 
-TEMPLATE = Path(__file__).parent / "templates/classifier"
 
-
-def run(argv: Sequence[str]) -> int:
+def run(options: Options, settings: Sequence[str], words: Sequence[str]) -> int:
     """Write the folder, print the command that trains there, and return 0."""
-    _, (name,) = read_folders(__doc__, Options, argv)
+    (name,) = only_folders(settings, words)
     folder = Path(name)
     # Work on the template itself leaves such files.
     leftovers = shutil.ignore_patterns("__pycache__", "runs", ".*")

@@ -41,7 +41,7 @@ from .curves import EXACT, Bounds, Gaps, bounds_of, gaps_of, judge, largest
 from .finished_runs import Run
 from .page import write_page
 from .trials import train
-from .usage import read_training, read_words
+from .usage import read_training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +54,11 @@ class Options:
     to: Annotated[LocalPath | None, "keep the runs in DIR/runs, a new folder"] = None
 
 
-def run(argv: Sequence[str]) -> int:
+def run(options: Options, settings: Sequence[str], words: Sequence[str]) -> int:
     """Train under each launch file, and print how far the runs are from the reference.
 
     Return 0 if all runs are the same within the bounds, 1 if a run differs or failed.
     """
-    options, settings, words = read_words(__doc__, Options, argv)
     training, launch_files = read_training(words, settings)
     config = load_config(training).config
     if not launch_files:

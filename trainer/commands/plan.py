@@ -27,7 +27,7 @@ from ..rehearsal.job import Job, rehearsed
 from ..reporting.gpus import memory_of, usable_bytes
 from ..strategies.memory import ALONE, LAYOUTS, Layout, states_of
 from ..text import columns, size
-from .usage import read_training, read_words
+from .usage import read_training
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kMBT]?)", re.IGNORECASE)
 _LAYERS = 32  # of a number of parameters
@@ -42,9 +42,8 @@ class Options:
     precision: Annotated[Precision, "of a number of parameters"] = "bf16"
 
 
-def run(argv: Sequence[str]) -> int:
+def run(options: Options, settings: Sequence[str], words: Sequence[str]) -> int:
     """Print the bytes of each launch file. Return 0 if a file fits or no GPU was named, else 1."""
-    options, settings, words = read_words(__doc__, Options, argv)
     usable = usable_bytes(memory_of(options.gpu)) if options.gpu else math.inf
     layouts = LAYOUTS if options.gpus > 1 else ALONE
     count = _COUNT.fullmatch(" ".join([*words, *settings]))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.disk import part_of, publish
 from ..errors import DataError
+from ..reporting.directory import as_json
 
 if TYPE_CHECKING:
     from ..evaluator import MeasuredSet
@@ -60,8 +61,7 @@ def _rows(predicted: Any, examples: int) -> list[dict[str, Any]]:
         return []
     try:
         # Tensors and arrays become lists, NaN and infinity None.
-        text = json.dumps(dict(predicted), default=lambda value: value.tolist())
-        columns = json.loads(text, parse_constant=lambda name: None)
+        columns = as_json(dict(predicted), lambda value: value.tolist())
         if "index" in columns:
             raise ValueError("no name 'index', which is the place in the data")
         rows = zip(range(examples), *columns.values(), strict=True)

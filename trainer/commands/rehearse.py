@@ -30,7 +30,7 @@ from ..rehearsal.job import Job, rehearsed
 from ..rehearsal.ledger import KINDS
 from ..reporting.gpus import memory_of, usable_bytes
 from ..text import columns, size, table
-from .usage import read_training, read_words
+from .usage import read_training
 
 _TOLD = ("strategy", "world_size", "mixed_precision", "micro_batch_size", "accumulation_steps")
 
@@ -46,9 +46,8 @@ class Options:
     to: Annotated[LocalPath, "the JSON"] = "rehearsal.json"
 
 
-def run(argv: Sequence[str]) -> int:
+def run(options: Options, settings: Sequence[str], words: Sequence[str]) -> int:
     """Print the table, and write the JSON. Return 0 if the job fits and the ranks agree, else 1."""
-    options, settings, words = read_words(__doc__, Options, argv)
     training, files = read_training(words, settings)
     if len(files) != 1:
         raise usage_error("", None, "name a launch file, as in accel_configs/, and no second")

@@ -16,14 +16,13 @@ from typing import Any
 
 from ..errors import usage_error
 from ..script import load_config, load_task
-from .usage import Options, read_words
+from .usage import Options
 
 _COLUMNS = ("input_ids", "labels", "position_ids", "attention_mask")
 
 
-def run(argv: Sequence[str]) -> int:
+def run(options: Options, settings: Sequence[str], words: Sequence[str]) -> int:
     """Print the batch, and return 0."""
-    _, settings, words = read_words(__doc__, Options, argv)
     loaded = load_config([*words, *settings])
 
     from ..building.data import build_data

@@ -46,14 +46,11 @@ def read_training(
     return training, found
 
 
-def read_folders(
-    about: str | None, cls: Callable[..., T], argv: Sequence[str], most: int = 1
-) -> tuple[T, list[str]]:
-    """Return the options of a command without settings, and the folders, one at least."""
-    options, settings, words = read_words(about, cls, argv)
+def only_folders(settings: Sequence[str], words: Sequence[str], most: int = 1) -> Sequence[str]:
+    """Return the words of a command without settings: folders, one at least."""
     others = [*settings, *words[most:]]
     if others:
         raise usage_error("", others[0], "unknown word; --help shows the command")
     if not words:
         raise usage_error("", None, "name a folder; --help shows the command")
-    return options, words
+    return words

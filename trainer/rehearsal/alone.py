@@ -76,11 +76,9 @@ def _gather(objects: list[Any], own: Any, group: Any = None) -> None:
     objects[:] = [own] * len(objects)
 
 
-def _all_reduce(
-    reduce: Callable[..., Any], tensor: Tensor, *args: Any, async_op: bool = False, **kwargs: Any
-) -> Any:
+def _all_reduce(reduce: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Reduce, and return a handle whose future has the tensor. That of a fake group has none."""
-    work = reduce(tensor, *args, async_op=async_op, **kwargs)
+    work = reduce(tensor, *args, **kwargs)
     if not work:
         return None
     future: Any = torch.futures.Future()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,14 @@ from ..config.documents import read_document
 from ..script import load_config, load_task
 from .job import Job
 
-_FILES = Path(__file__).parents[1] / "commands/templates/classifier"
+TEMPLATE = Path(__file__).parents[1] / "commands/templates/classifier"  # of `trainer new`
 _BY_TASK = "task_settings.activation_checkpointing"
 _BY_FSDP = "fsdp_activation_checkpointing"
 
 
 def committed(name: str) -> dict[str, Any]:
     """Return the content of a launch file that ``trainer new`` writes (accel_configs/ddp.yaml)."""
-    return read_document(_FILES / name).data
+    return read_document(TEMPLATE / name).data
 
 
 def changes_of(job: Job, plan: Mapping[str, Any]) -> Iterator[tuple[str, Job]]:
@@ -30,7 +29,7 @@ def changes_of(job: Job, plan: Mapping[str, Any]) -> Iterator[tuple[str, Job]]:
         yield f"{_BY_TASK}: true", job.with_settings(**{_BY_TASK: "true"})
     elif recomputes is None and fsdp and not fsdp.get(_BY_FSDP):
         file = {**job.launch_file, "fsdp_config": {**fsdp, _BY_FSDP: True}}
-        yield f"{_BY_FSDP}: true", replace(job, launch_file=file)
+        yield f"{_BY_FSDP}: true", job._replace(launch_file=file)
 
     half, is_odd = divmod(plan["micro_batch_size"], 2)
     if not is_odd:
@@ -42,4 +41,4 @@ def changes_of(job: Job, plan: Mapping[str, Any]) -> Iterator[tuple[str, Job]]:
     kept = ("mixed_precision", "micro_batch_size", "accumulation_steps")
     same = job.with_settings(**{key: plan[key] for key in kept})
     for name in ("accel_configs/fsdp.yaml", "accel_configs/zero3_offload.yaml")[bool(fsdp) :]:
-        yield name, replace(same, launch_file=committed(name))
+        yield name, same._replace(launch_file=committed(name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from ..distributed.started_by import env_number
 from ..text import size
 from .lines import line
 
@@ -96,7 +96,7 @@ def collective_of(function: Any, arguments: Sequence[Any]) -> Collective | None:
     whole = max(sum(tensor.nbytes for tensor in side) for side in sides)
     if space == "_c10d_functional" and kind == "all-gather":
         whole *= group.size()  # the result is not an argument
-    local = int(os.environ["LOCAL_WORLD_SIZE"])
+    local = env_number("LOCAL_WORLD_SIZE")
     return Collective(
         kind=kind,
         dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",

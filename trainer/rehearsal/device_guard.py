@@ -19,14 +19,9 @@ def load_guard() -> None:
     """Give this process a CUDA device that computes nothing. Call before torch is imported."""
     torch = distribution("torch")
     folder = Path(str(torch.locate_file("torch")))
-    content = [_SOURCE.read_text(), torch.version]
+    content = [_SOURCE.read_text(), torch.version, str(folder)]
     made = prepare_once("~/.cache/samecurve", content, partial(_compile, folder))
-
-    # OpenMP's library has a name of its own in each wheel.
-    names = ("libgomp*", "libc10.so", "libtorch_cpu.so", "libtorch_cuda.so")
-    libraries = [file for name in names for file in folder.glob(f"lib/{name}")]
-    for library in (*libraries, made / _LIBRARY):
-        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(f"{made}/{_LIBRARY}", mode=ctypes.RTLD_GLOBAL)
 
 
 def _compile(torch_folder: Path, folder: Path) -> None:
@@ -44,7 +39,9 @@ def _compile(torch_folder: Path, folder: Path) -> None:
         "-o",
         f"{folder}/{_LIBRARY}",
         f"-L{torch_folder}/lib",
-        "-lc10",
+        f"-Wl,--no-as-needed,-rpath,{torch_folder}/lib",  # torch's libraries, CUDA's too, go before
+        "-ltorch",
         "-ltorch_cpu",
+        "-lc10",
     ]
     subprocess.run(words, check=True)

@@ -9,9 +9,8 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..config.arguments import kind_of
 from ..errors import LaunchError
@@ -31,8 +30,7 @@ _OFF = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(NamedTuple):
     """A job to rehearse.
 
     Args:
@@ -51,7 +49,7 @@ class Job:
 
     def with_settings(self, **settings: Any) -> Job:
         """Return the job with other values of training settings."""
-        return replace(self, words=[*self.words, *(f"--{k}={v}" for k, v in settings.items())])
+        return self._replace(words=[*self.words, *(f"--{k}={v}" for k, v in settings.items())])
 
     def rehearse(self, ranks: Sequence[int] = (0,)) -> Iterator[dict[str, Any]]:
         """Rehearse ranks of the job, two at a time. Return results of ``one_rank.rehearse``.
@@ -73,15 +71,11 @@ class Job:
                 "WORLD_SIZE": f"{self.gpus}",
                 "LOCAL_RANK": f"{rank % machine_size}",
                 "LOCAL_WORLD_SIZE": f"{machine_size}",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": "0",
             }
         option = kind_of(self.launch_file)
         data = self.launch_file
         if option == "accel_config":
-            machines = -(-self.gpus // self.per_machine)
-            of_job = {"num_processes": self.gpus, "num_machines": machines, "machine_rank": 0}
-            data = {**data, **of_job, "use_cpu": False}
+            data = {**data, "num_processes": self.gpus, "use_cpu": False}
         with tempfile.TemporaryDirectory() as name:
             file = Path(name, "launch.json")  # an accelerate file may be JSON
             file.write_text(json.dumps(data))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -49,8 +49,8 @@ class Ledger:
         self.line_of_node: dict[int, str] = {}
         self._blocks: dict[int, Block] = {}
         # Changes in bytes in their order: the phase, and the line if the phase has not had more.
-        self._events: list[tuple[str, Block, int, str]] = []
-        self._most_of_phase: Counter[str] = Counter()
+        self._events: list[tuple[str, Block, int, str | None]] = []
+        self._most_of_phase: dict[str, int] = {}
         self._record_resizes()
 
     # -- recording --------------------------------------------------------------------------------
@@ -93,8 +93,8 @@ class Ledger:
         block.bytes = new
         self.live += change
         self.most = max(self.most, self.live)
-        place = ""
-        if self.live > self._most_of_phase[self._phase]:
+        place = None
+        if self.live > self._most_of_phase.get(self._phase, -1):
             self._most_of_phase[self._phase] = self.live
             place = self._line()
         self._events.append((self._phase, block, change, place))
@@ -138,13 +138,12 @@ class Ledger:
         for which ``line`` asked.
         """
         now = dict.fromkeys(KINDS, 0)
-        phases: dict[str, dict[str, Any]] = defaultdict(lambda: {"most": -1})
+        phases: dict[str, dict[str, Any]] = defaultdict(dict)
         for name, block, change, place in self._events:
             now[block.kind] += change
             phase = phases[name]
             phase["at_end"] = dict(now)
-            total = sum(now.values())
-            if total > phase["most"]:
-                phase.update(most=total, at_most=dict(now), line=place)
+            if place is not None:
+                phase.update(most=sum(now.values()), at_most=dict(now), line=place)
         del phases[""]
         return phases

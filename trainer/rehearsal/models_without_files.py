@@ -20,11 +20,11 @@ def _build(
     name: str,
     attention: str | None,
     cache_dir: str,
-    auto_class: str = "AutoModelForCausalLM",
-    ignored: Any = (),
-    quantize: str | None = None,
-    changes: Any = None,
-    vocabulary: int = 0,
+    auto_class: str,
+    ignored: Any,
+    quantize: str | None,
+    changes: Any,
+    vocabulary: int,
     **options: Any,
 ) -> tuple[Any, set[str], None]:
     """Build a model, as ``build_on_meta`` does from the files. The arguments are the same."""

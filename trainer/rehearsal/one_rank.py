@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +10,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
 from ..checkpoint.snapshot import take
+from ..distributed.started_by import env_number
 from ..hooks import Callback, StepInfo
 from ..loop import Trainer
-from ..reporting.directory import json_text
+from ..reporting.directory import as_json
 from ..reporting.gpus import memory_of
 from ..run import Read, Run, Setup
 from ..script import trainer_of
@@ -61,7 +60,7 @@ class Observer(Callback):
         self.ledger.enter("")
         replace_in(
             strategy,
-            to_device=self._of_batch(strategy.to_device),
+            to_device=self._entering("forward", strategy.to_device),
             micro_step=self._entering("forward", strategy.micro_step),
             backward=self._entering("backward", strategy.backward),
         )
@@ -95,22 +94,17 @@ class Observer(Callback):
     def _enter(self, phase: str) -> None:
         self.ledger.enter(phase if self.ledger.window == STEPS else "")
 
-    def _of_batch(self, place: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return the function with a note of the memory of each batch, which is no gradient."""
-
-        def place_and_note(batch: Any) -> Any:
-            placed = place(batch)
-            self.ledger.claim(ACTIVATIONS, tree_leaves(placed))
-            return placed
-
-        return place_and_note
-
     def _entering(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with the beginning of a phase before each call."""
+        """Return the function with the beginning of a phase before each call.
+
+        The memory of a result, a batch, is no gradient.
+        """
 
         def enter_and_call(*args: Any, **named: Any) -> Any:
             self._enter(phase)
-            return function(*args, **named)
+            result = function(*args, **named)
+            self.ledger.claim(ACTIVATIONS, tree_leaves(result))
+            return result
 
         return enter_and_call
 
@@ -131,7 +125,7 @@ def observe(words: Sequence[str], recorder: FakeDevice) -> dict[str, Any]:
     phases = recorder.ledger.phases()
     peak = max(phases, key=lambda name: phases[name]["most"])
     return {
-        "plan": json.loads(json_text(trainer.run.facts)),
+        "plan": as_json(trainer.run.facts),
         "phases": phases,
         "peak": peak,
         "most": phases[peak]["most"],
@@ -148,7 +142,7 @@ def rehearse(gpu: str, words: Sequence[str]) -> dict[str, Any]:
     install_parameters()
     use_fakes()
     answer_alone()
-    if "RANK" in os.environ:
-        rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    rank, world_size = env_number("RANK"), env_number("WORLD_SIZE")
+    if world_size:
         dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     return observe(words, device)

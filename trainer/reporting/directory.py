@@ -19,7 +19,7 @@ Wings add files of their own, which ``used_folder.py`` names.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ class RunDirectory:
 
     def row(self, values: Mapping[str, Any], name: str = "metrics.jsonl") -> None:
         """Append to a file of rows. A number that is not finite becomes null."""
-        self._write(name, "ab", json.dumps(_plain(values)) + "\n")
+        self._write(name, "ab", json.dumps(as_json(values)) + "\n")
 
     def line(self, text: str) -> None:
         """Append to log.txt."""
@@ -118,13 +118,16 @@ class RunDirectory:
 
 def json_text(value: object) -> str:
     """Return a value as JSON for a file, as ``RunDirectory.write_json`` writes it."""
-    return json.dumps(_plain(value), indent=2) + "\n"
+    return json.dumps(as_json(value), indent=2) + "\n"
 
 
-def _plain(value: object) -> Any:
-    """Return a value as JSON has it, with null for the numbers that are not finite."""
-    return json.loads(json.dumps(value, default=_as_json), parse_constant=lambda name: None)
-
-
-def _as_json(value: object) -> object:
+def _mapping_or_text(value: object) -> object:
     return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def as_json(value: object, default: Callable[[Any], object] = _mapping_or_text) -> Any:
+    """Return a value as JSON has it, with None for the numbers that are not finite.
+
+    ``default`` replaces the values that JSON does not know.
+    """
+    return json.loads(json.dumps(value, default=default), parse_constant=lambda name: None)

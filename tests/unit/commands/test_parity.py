@@ -13,7 +13,7 @@ from launchers import ROOT
 from origins import origin, sourced
 
 from trainer import TrainConfig
-from trainer.commands import parity
+from trainer.commands import cli, parity
 from trainer.commands.curves import EXACT
 from trainer.launching.request import Request
 
@@ -39,7 +39,7 @@ def test_the_verdict_does_not_need_plotly(
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotly.subplots", None)
     plan = {"micro_batch_size": 1, "accumulation_steps": 1, "world_size": 2}
-    alone = replace(curve("a", 0.0), plan=plan)
+    alone = curve("a", 0.0)._replace(plan=plan)
     gaps = {"a": {"loss": {1: 0.0}, "grad_norm": {1: 0.0}, "weights": {1: 0.0}}}
     assert parity._report([alone], gaps, {"a": ("reference", "")}, EXACT, str(tmp_path)) == 0
     assert "compare.html': needs plotly: pip install" in capsys.readouterr().out
@@ -49,12 +49,12 @@ def test_without_nudged_runs_a_run_beyond_the_bounds_is_unknown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = {"micro_batch_size": 1, "accumulation_steps": 1, "world_size": 2, "precision": {}}
-    trained = iter([replace(run, plan=plan) for run in (REFERENCE, KINK)])
+    trained = iter([run._replace(plan=plan) for run in (REFERENCE, KINK)])
     monkeypatch.setattr(parity, "train", lambda *_: next(trained))
     monkeypatch.setattr(parity, "_weights_gap", lambda *_: 0.0)
     monkeypatch.chdir(ROOT)
     words = ["accel_configs/ddp.yaml", "examples/configs/digits_cnn.yaml", "--nudges", "0"]
-    assert parity.run(words) == 1
+    assert cli.main(["parity", *words]) == 1
     said = capsys.readouterr().out
     assert re.search(r"^ddp .* unknown$", said, re.MULTILINE) and "NOT the same within" in said
     assert "ddp: unknown: grad_norm 2.0e-04 apart at step 4" in said
