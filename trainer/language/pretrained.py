@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .configuration import unknown_key
+from .configuration import check_keys
 from .model_files import CAUSAL
 from .problems import setting_errors
 
@@ -29,9 +29,7 @@ def from_configuration(
         built = transformers.AutoConfig.for_model(**{**defaults, **config})
         model = load(built, attn_implementation=attention)
 
-    known = {"model_type", *type(built)().to_dict(), *built.attribute_map}
-    for key in config.keys() - known:
-        raise unknown_key("config", key, config[key], known)
+    check_keys("config", config, {"model_type", *type(built)().to_dict(), *built.attribute_map})
     return model
 
 
