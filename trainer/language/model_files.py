@@ -31,7 +31,6 @@ from .quantized import follow_autocast, placement_in_4_bits
 CAUSAL = "AutoModelForCausalLM"
 CLASSIFIER = "AutoModelForSequenceClassification"
 TRAINED = ".modules_to_save.default."  # in the names of a layer that is trained whole
-FILES_OF_A_MODEL = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 # Values of a small copy, at most. Short rows show what a window or a chunk of 8 tokens changes.
 SMALL = {"vocab_size": 1_024, "sliding_window": 8, "attention_chunk_size": 8}
 
@@ -98,19 +97,15 @@ def build_on_meta(
         ConfigError: the files do not hold exactly this model, or cannot be read.
     """
     import transformers
-    from huggingface_hub import snapshot_download
+    from transformers.utils import cached_file, find_adapter_config_file
 
     transformers.logging.disable_progress_bar()
 
     # Absolute, because the configuration of an adapter names the model by this path.
     folder = Path(name).expanduser().absolute()
-    source = name
+    source = str(folder) if folder.is_dir() else name
     with setting_errors("model", name, "cannot be loaded"):
-        if folder.is_dir():
-            source = str(folder)
-        else:
-            folder = Path(snapshot_download(name, allow_patterns=FILES_OF_A_MODEL))
-        if (folder / "adapter_config.json").is_file():
+        if find_adapter_config_file(source):
             raise ValueError("it holds an adapter; give the adapter's model, and adapter.start")
         load = partial(
             getattr(transformers, auto_class).from_pretrained,
@@ -120,6 +115,7 @@ def build_on_meta(
             attn_implementation=attention,
         )
         model, info = load(device_map="meta")
+        folder = Path(cached_file(source, "config.json")).parent
         if _rounds(model, folder):
             model, info = load(device_map="meta", dtype=torch.float32)
         if hasattr(model, "hf_quantizer"):
