@@ -221,8 +221,7 @@ def adapter_part(
 
     def load(folder: Path) -> Any:
         """Return the adapter of a folder on the model of its files."""
-        labels = base.config.num_labels
-        config = changed_configuration(source, changes, num_labels=labels)
+        config = changed_configuration(source, changes, num_labels=base.config.num_labels)
         loaded = load_base(source, config=config)
         if rows < text.vocab_size:
             loaded.resize_token_embeddings(text.vocab_size, mean_resizing=False)

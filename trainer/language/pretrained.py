@@ -24,10 +24,9 @@ def from_configuration(
     """
     import transformers
 
-    load = getattr(transformers, auto_class).from_config
     with setting_errors("config", config.get("model_type"), "is refused"), torch.device("meta"):
         built = transformers.AutoConfig.for_model(**{**defaults, **config})
-        model = load(built, attn_implementation=attention)
+        model = getattr(transformers, auto_class).from_config(built, attn_implementation=attention)
 
     check_keys("config", config, {"model_type", *type(built)().to_dict(), *built.attribute_map})
     return model
