@@ -77,14 +77,13 @@ def started(adapter: Adapter | None, model: str | None) -> tuple[Adapter | None,
     ``model`` may be that folder. Raises ``ValueError`` if the folder holds no adapter that can be
     trained further, or if a setting is neither the default nor that of the folder.
     """
-    given = adapter.start if adapter else None
-    file = Path(given or model or "").expanduser() / CONFIG
+    own = adapter or Adapter()
+    file = Path(own.start or model or "").expanduser() / CONFIG
     if not file.is_file():
-        if given:
-            raise ValueError(f"adapter.start: {given} is no folder of an adapter ({CONFIG})")
+        if own.start:
+            raise ValueError(f"adapter.start: {own.start} is no folder of an adapter ({CONFIG})")
         return adapter, model
 
-    adapter = adapter or Adapter()
     config = json.loads(file.read_text(encoding="utf-8"))
     start = str(file.parent)
     if not isinstance(config.get("init_lora_weights"), bool):
@@ -96,10 +95,10 @@ def started(adapter: Adapter | None, model: str | None) -> tuple[Adapter | None,
     for key, name in SETTINGS.items():
         default = getattr(Adapter, key)
         settings[key] = _in_order(config.get(name, default))
-        if _in_order(getattr(adapter, key)) not in (default, settings[key]):
+        if _in_order(getattr(own, key)) not in (default, settings[key]):
             raise ValueError(f"adapter.{key}: is another in {start}; leave the key out")
-    base = model if given else config["base_model_name_or_path"] or model
-    return replace(adapter, start=start, **settings), base
+    base = model if own.start else config["base_model_name_or_path"] or model
+    return replace(own, start=start, **settings), base
 
 
 def _in_order(value: Any) -> Any:
@@ -220,8 +219,7 @@ def adapter_part(
 
     def load(folder: Path) -> Any:
         """Return the adapter of a folder on the model of its files."""
-        labels = base.config.num_labels
-        config = changed_configuration(source, changes, num_labels=labels)
+        config = changed_configuration(source, changes, num_labels=base.config.num_labels)
         loaded = load_base(source, config=config)
         if rows < text.vocab_size:
             loaded.resize_token_embeddings(text.vocab_size, mean_resizing=False)

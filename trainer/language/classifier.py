@@ -145,8 +145,10 @@ class SequenceClassifier(LanguageTask):
             self.build_data()
         names = dict(enumerate(self.classes))
         numbers = {label: number for number, label in names.items()}
-        options = {"id2label": names, "label2id": numbers, "problem_type": self.problem_type}
-        return self.adapted(self.build_classifier(**options), "SEQ_CLS")  # type: ignore[no-any-return]
+        model = self.build_classifier(
+            id2label=names, label2id=numbers, problem_type=self.problem_type
+        )
+        return self.adapted(model, "SEQ_CLS")  # type: ignore[no-any-return]
 
     # -- training ---------------------------------------------------------------------------------
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
-from ..errors import ConfigError
 from ..text import did_you_mean
 from .problems import setting_error
 
@@ -26,15 +25,17 @@ def changed_configuration(source: str, changes: Mapping[str, Any] | None, **opti
     values = config.to_dict()
     text = config.get_text_config()
     parts = [values, *(values[name] for name in config.sub_configs if vars(config)[name] is text)]
-    for key, value in (changes or {}).items():
-        owners = [part for part in parts if key in part]
-        if not owners:
-            raise unknown_key("model_config", key, value, {*values, *text.to_dict()})
-        for own in owners:
-            own[key] = {**own[key], **value} if isinstance(own[key], Mapping) else value
+    given = changes or {}
+    check_keys("model_config", given, set().union(*parts))
+    for part in parts:
+        for key in part.keys() & given:
+            value = given[key]
+            part[key] = {**part[key], **value} if isinstance(part[key], Mapping) else value
     return type(config).from_dict(values)
 
 
-def unknown_key(setting: str, key: str, value: object, known: Iterable[str]) -> ConfigError:
-    """Return the error for a key that a configuration does not know."""
-    return setting_error(f"{setting}.{key}", value, f"unknown key; {did_you_mean(key, known)}")
+def check_keys(setting: str, given: Mapping[str, Any], known: Set[str]) -> None:
+    """Raise ``ConfigError`` for a key of a setting that a configuration does not know."""
+    for key in given.keys() - known:
+        rule = f"unknown key; {did_you_mean(key, known)}"
+        raise setting_error(f"{setting}.{key}", given[key], rule)

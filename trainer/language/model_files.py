@@ -25,13 +25,12 @@ from ..strategies.tensors import canonical_state
 from ..task import Pretrained
 from ..text import listed, several
 from .configuration import changed_configuration
-from .problems import setting_error, setting_errors
+from .problems import setting_errors
 from .quantized import follow_autocast, placement_in_4_bits
 
 CAUSAL = "AutoModelForCausalLM"
 CLASSIFIER = "AutoModelForSequenceClassification"
 TRAINED = ".modules_to_save.default."  # in the names of a layer that is trained whole
-FILES_OF_A_MODEL = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 # Values of a small copy, at most. Short rows show what a window or a chunk of 8 tokens changes.
 SMALL = {"vocab_size": 1_024, "sliding_window": 8, "attention_chunk_size": 8}
 
@@ -98,7 +97,7 @@ def build_on_meta(
         ConfigError: the files do not hold exactly this model, or cannot be read.
     """
     import transformers
-    from huggingface_hub import snapshot_download
+    from transformers.utils import cached_file, find_adapter_config_file
 
     transformers.logging.disable_progress_bar()
 
@@ -106,9 +105,7 @@ def build_on_meta(
     folder = Path(name).expanduser().absolute()
     source = str(folder) if folder.is_dir() else name
     with setting_errors("model", name, "cannot be loaded"):
-        if not folder.is_dir():
-            folder = Path(snapshot_download(name, allow_patterns=FILES_OF_A_MODEL))
-        if (folder / "adapter_config.json").is_file():
+        if find_adapter_config_file(source):
             raise ValueError("it holds an adapter; give the adapter's model, and adapter.start")
         load = partial(
             getattr(transformers, auto_class).from_pretrained,
@@ -118,12 +115,13 @@ def build_on_meta(
             attn_implementation=attention,
         )
         model, info = load(device_map="meta")
+        folder = Path(cached_file(source, "config.json")).parent
         if _rounds(model, folder):
             model, info = load(device_map="meta", dtype=torch.float32)
         if hasattr(model, "hf_quantizer"):
             raise ValueError("its files are quantized; give a model in 16 or 32 bits")
 
-        missing = _new_tensors(name, model, info, auto_class, ignored)
+        missing = _new_tensors(model, info, auto_class, ignored)
         stored = _stored_in(folder, model, missing)
         rows = model.get_input_embeddings().num_embeddings
         longer = vocabulary if vocabulary > rows else 0
@@ -149,20 +147,17 @@ def build_on_meta(
 
 
 def _stored_in(folder: Path, model: Any, missing: set[str]) -> Callable[[Any], list[Pretrained]]:
-    """Find a model's tensors in a folder. ConfigError if a tensor with two names has two values."""
+    """Find a model's tensors in a folder. ValueError if a tensor with two names has two values."""
     ranges, entries = of_model_folder(folder)
-    own = canonical_state(model).keys()
-    names = own & entries.keys() - missing
+    names = entries.keys() - missing
     for pair in model.all_tied_weights_keys.items():
         values = (ranges.whole("parameter", name) for name in pair)
         if names.issuperset(pair) and not torch.equal(*values):
-            raise setting_error(
-                "model",
-                str(folder),
+            raise ValueError(
                 f"its files hold different values for {pair}, which its config.json ties; set "
-                "tie_word_embeddings: false there",
+                "tie_word_embeddings: false there"
             )
-    return partial(stored_parts, folder, names, entries.keys())
+    return partial(stored_parts, folder, names, {*entries})
 
 
 def _rounds(model: Any, folder: Path) -> bool:
@@ -174,7 +169,7 @@ def _rounds(model: Any, folder: Path) -> bool:
 
 
 def _new_tensors(
-    name: str, model: Any, info: dict[str, Any], auto_class: str, ignored: str | Sequence[str]
+    model: Any, info: dict[str, Any], auto_class: str, ignored: str | Sequence[str]
 ) -> set[str]:
     """Check that model and files have the same tensors, and return the names of new tensors.
 
@@ -182,12 +177,10 @@ def _new_tensors(
     are left out, and a classifier's are new.
     """
     body = re.compile(rf"{model.base_model_prefix}\.(?!.*pooler)")
-    missing: set[str] = set(info["missing_keys"])
+    missing: set[str] = info["missing_keys"]
     lost = [key for key in sorted(missing) if auto_class != CLASSIFIER or body.match(key)]
     if lost:
-        raise setting_error(
-            "model", name, f"its files lack {listed(lost)}, which would begin as random numbers"
-        )
+        raise ValueError(f"its files lack {listed(lost)}, which would begin as random numbers")
 
     unused = [
         key
@@ -196,11 +189,9 @@ def _new_tensors(
         and not any(fnmatchcase(key, pattern) for pattern in several(ignored))
     ]
     if unused:
-        raise setting_error(
-            "model",
-            name,
+        raise ValueError(
             f"its files hold {listed(unused)}, which {type(model).__name__} does not know; name "
-            "them in ignore_tensors (patterns such as 'mtp.*') to leave them out",
+            "them in ignore_tensors (patterns such as 'mtp.*') to leave them out"
         )
     return missing
 
@@ -255,10 +246,9 @@ def small_copy(model: Any) -> Any:
     kinds = list(getattr(config, "layer_types", None) or ())
     # Up to the first layer of each kind.
     count = max(map(kinds.index, kinds), default=1) + 1
-    config.num_hidden_layers = min(count, config.num_hidden_layers)
     if "layer_types" in vars(config):  # other configurations derive the kinds
         config.layer_types = kinds[:count]
-    for key, most in SMALL.items():
+    for key, most in {**SMALL, "num_hidden_layers": count}.items():
         if getattr(config, key, None):
             setattr(config, key, min(getattr(config, key), most))
     config.pad_token_id = None  # torch refuses a padding outside of the embedding

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .configuration import unknown_key
+from .configuration import check_keys
 from .model_files import CAUSAL
 from .problems import setting_errors
 
@@ -24,14 +24,11 @@ def from_configuration(
     """
     import transformers
 
-    load = getattr(transformers, auto_class).from_config
     with setting_errors("config", config.get("model_type"), "is refused"), torch.device("meta"):
         built = transformers.AutoConfig.for_model(**{**defaults, **config})
-        model = load(built, attn_implementation=attention)
+        model = getattr(transformers, auto_class).from_config(built, attn_implementation=attention)
 
-    known = {"model_type", *type(built)().to_dict(), *built.attribute_map}
-    for key in config.keys() - known:
-        raise unknown_key("config", key, config[key], known)
+    check_keys("config", config, {"model_type", *type(built)().to_dict(), *built.attribute_map})
     return model
 
 
