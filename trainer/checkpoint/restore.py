@@ -188,7 +188,7 @@ def _load_found(
             (kind, other)
             for kind in ("average", *WEIGHTS)
             for other in names
-            if ranges.holds(kind, other)
+            if other in entries and ranges.holds(kind, other)
         ]
         if stored:
             places[name] = stored[0]
