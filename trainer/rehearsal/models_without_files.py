@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+
+from .cuda import replace_in
 
 
 def build_alone() -> None:
     """Let an imported language task build models without files. For the rest of the process."""
     module: Any = sys.modules.get("trainer.language.base")
     if module:
-        module.build_on_meta = _build
+        # The lengths of DoRA have their sizes already.
+        replace_in(module, build_on_meta=_build, set_lengths=lambda model, stored: None)
 
 
 def _build(
     name: str,
     attention: str | None,
     cache_dir: str,
-    auto_class: str = "AutoModelForCausalLM",
-    ignored: Any = (),
-    quantize: str | None = None,
-    changes: Any = None,
-    vocabulary: int = 0,
+    auto_class: str,
+    ignored: Any,
+    quantize: str | None,
+    changes: Any,
+    vocabulary: int,
     **options: Any,
-) -> tuple[Any, set[str], None]:
+) -> tuple[Any, set[str], Callable[[Any], list[Any]]]:
     """Build a model, as ``build_on_meta`` does from the files. The arguments are the same."""
     import transformers
 
@@ -45,7 +49,7 @@ def _build(
                 module._buffers[key] = torch.zeros_like(buffer, device="cpu")
     if quantize:
         _quantize(model, quantize)
-    return model.train(), set(), None
+    return model.train(), set(), lambda model: []
 
 
 def _quantize(model: Any, quantize: str) -> None:
