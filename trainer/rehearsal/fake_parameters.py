@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from .cuda import replace_in
 
@@ -34,15 +34,6 @@ def _address(tensor: FakeTensor) -> int:
     return (storage << 40) + int(tensor.storage_offset()) * tensor.itemsize
 
 
-def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Tensor:
-    """Copy a tensor for ``copy.deepcopy``, which would look at the address of the values."""
-    copied = tensor.detach().clone()
-    if isinstance(tensor, nn.Parameter):
-        copied = nn.Parameter(copied, tensor.requires_grad)
-    memo[id(tensor)] = copied
-    return copied
-
-
 _NEW: Any = FakeTensor.__new__
 
 
@@ -64,7 +55,8 @@ def _draw_truncated(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
 def install_parameters() -> None:
     """Replace the methods of tensors and modules that need values. For the rest of the process."""
     replace_in(Tensor, data=property(_DATA.__get__, _set_data))
-    replace_in(FakeTensor, __new__=_new, data_ptr=_address, __deepcopy__=_copied)
+    replace_in(FakeTensor, __new__=_new, data_ptr=_address)
+    replace_in(FakeTensorMode, __deepcopy__=lambda mode, memo: mode)  # which each tensor has
     # Modules move and cast parameters by a swap. torch's own refuses a tensor that a fake mode
     # remembers, and without a swap tied parameters would part.
     torch.__future__.set_swap_module_params_on_conversion(True)
