@@ -80,7 +80,7 @@ class Collective(NamedTuple):
         return _LATENCY + times * self.bytes * (1 - 1 / self.ranks) / rate
 
 
-def collective_of(function: Any, arguments: Sequence[Any]) -> Collective | None:
+def collective_of(function: Any, arguments: Sequence[Any], result: Any) -> Collective | None:
     """Return the collective of an operation, or None. The agreement over gloo is left out."""
     space, _, name = function._schema.name.partition("::")
     if "c10d" not in space:
@@ -91,17 +91,17 @@ def collective_of(function: Any, arguments: Sequence[Any]) -> Collective | None:
 
     name = name.replace("_", "")
     kind = next(kind for kind in _KINDS if name.startswith(kind.replace("-", "")))
-    sides = [[t for t in tree_leaves(side) if isinstance(t, Tensor)] for side in arguments[:2]]
-    tensors = sides[0] or sides[-1]
-    whole = max(sum(tensor.nbytes for tensor in side) for side in sides)
-    if space == "_c10d_functional" and kind == "all-gather":
-        whole *= group.size()  # the result is not an argument
+    sides = [
+        [leaf for leaf in tree_leaves(side) if isinstance(leaf, Tensor)]
+        for side in (*arguments[:2], result)
+    ]
+    tensors = sides[0] or sides[1]
     local = int(os.environ["LOCAL_WORLD_SIZE"])
     return Collective(
         kind=kind,
         dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
         ranks=group.size(),
-        bytes=whole,
+        bytes=max(sum(tensor.nbytes for tensor in side) for side in sides),
         machines=len({rank // local for rank in dist.get_process_group_ranks(group)}),
         line=line(of_engine=True),
     )

@@ -87,7 +87,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         result = self.run(function, args, kwargs)
         tree_map_only_(Tensor, self.ledger.record, result)
-        collective = collective_of(function, args)
+        collective = collective_of(function, args, result)
         if collective:
             self.collectives.append(collective)
             self.ledger.claim(EXCHANGED, tree_leaves((args, kwargs, result)))
