@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from ..reporting.gpus import link_of
 from ..text import size
 from .lines import line
 
@@ -29,19 +30,6 @@ _KINDS = (
 )
 _LATENCY = 20e-6  # seconds from the call of a small collective to its end
 _NETWORK = 50e9  # bytes a second of a GPU's share of the network: 400 Gb/s
-# Bytes a second that a GPU sends over NVLink, by the beginning of its name, from data sheets. Other
-# GPUs, and those with PCIe in their names, are connected by PCIe.
-_NVLINK = {
-    "V100": 150e9,
-    "A100": 300e9,
-    "A800": 200e9,
-    "H800": 200e9,
-    "H": 450e9,
-    "GH": 450e9,
-    "B": 900e9,
-    "GB": 900e9,
-}
-_PCIE = 25e9
 
 
 class Collective(NamedTuple):
@@ -73,9 +61,7 @@ class Collective(NamedTuple):
 
     def seconds(self, gpu: str) -> float:
         """Estimate the time on a ring of the group's links, if nothing else uses these links."""
-        name = "" if "PCIE" in gpu.upper() else gpu.upper()
-        known = [rate for prefix, rate in _NVLINK.items() if name.startswith(prefix)]
-        rate = [*known, _PCIE][0] if self.machines == 1 else _NETWORK
+        rate = link_of(gpu) if self.machines == 1 else _NETWORK
         times = 2 if self.kind == "all-reduce" else 1
         return _LATENCY + times * self.bytes * (1 - 1 / self.ranks) / rate
 
