@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
 from .cuda import replace_in
 
@@ -54,8 +53,7 @@ def _build(
 
 def _quantize(model: Any, quantize: str) -> None:
     """Give a model of the meta device parameters on the GPU, of linear layers in 4 bits."""
-    from bitsandbytes.functional import quantize_4bit
-    from bitsandbytes.nn import Linear4bit, modules
+    from bitsandbytes.nn import Linear4bit, Params4bit, modules
     from transformers.quantizers import AutoHfQuantizer
 
     from ..language.quantized import follow_autocast, placement_in_4_bits
@@ -67,12 +65,7 @@ def _quantize(model: Any, quantize: str) -> None:
     model.to_empty(device="cuda")
     for module in model.modules():
         if isinstance(module, Linear4bit):
-            values = module.weight.data
-            packed, state = quantize_4bit(values, compress_statistics=True, quant_type=quantize)
-            new: Any = nn.Parameter(packed, requires_grad=False)
-            vars(new).update(vars(module.weight), quant_state=state, bnb_quantized=True)
-            module._parameters["weight"] = new
-            module.quant_state = state
+            Params4bit._quantize(module.weight, "cuda")  # whose class is that of a fake tensor
     model.tie_weights()
     model.is_loaded_in_4bit = True
     follow_autocast(model)
