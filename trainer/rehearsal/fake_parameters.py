@@ -44,12 +44,9 @@ def _new(cls: type, first: Any, *args: Any, **kwargs: Any) -> Any:
     return _NEW(cls, first, *args, **kwargs)
 
 
-_DRAW: Any = nn.init._no_grad_trunc_normal_
-
-
-def _draw_truncated(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Draw from a truncated normal, which torch repeats until no value is outside of the bounds."""
-    return tensor if isinstance(tensor, FakeTensor) else _DRAW(tensor, *args, **kwargs)
+def _draw_none(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Set zeros. torch draws until no value is out of bounds, and a fake tensor's is always 1."""
+    return nn.init.zeros_(tensor)
 
 
 def install_parameters() -> None:
@@ -61,4 +58,4 @@ def install_parameters() -> None:
     # remembers, and without a swap tied parameters would part.
     torch.__future__.set_swap_module_params_on_conversion(True)
     replace_in(torch.utils, swap_tensors=_set_data)
-    replace_in(nn.init, _no_grad_trunc_normal_=_draw_truncated)
+    replace_in(nn.init, _no_grad_trunc_normal_=_draw_none)
