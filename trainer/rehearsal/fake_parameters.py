@@ -19,8 +19,8 @@ def _set_data(tensor: Tensor, values: Tensor) -> None:
         # As torch.utils.swap_tensors, which refuses a tensor that a fake mode remembers.
         fresh: Any = values.detach().requires_grad_(tensor.requires_grad)
         fresh._is_param = isinstance(tensor, nn.Parameter)
-        tensor.__class__, fresh.__class__ = fresh.__class__, tensor.__class__
-        tensor.__dict__, fresh.__dict__ = {**tensor.__dict__, **fresh.__dict__}, {}
+        tensor.__class__ = FakeTensor
+        vars(tensor).update(vars(fresh))
         torch._C._swap_tensor_impl(tensor, fresh)
         return
     _DATA.__set__(tensor, values)
