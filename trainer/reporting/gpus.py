@@ -69,5 +69,6 @@ def peak_of(device_name: str, precision: str) -> float | None:
         chip = {part for part in name.upper().split("-") if not part.isdigit()}
         if chip <= words and not words & _OTHER_CHIPS:
             _, half, tf32, fp32, _ = KNOWN[name]
-            return {"fp32": fp32, "tf32": tf32 or fp32}.get(precision, half)
+            peak: float = {"fp32": fp32, "tf32": tf32 or fp32}.get(precision, half)
+            return peak
     return None
