@@ -168,7 +168,7 @@ CASES_ON_GPU: dict[str, dict[str, str]] = {
     },
     "adapter": {
         **CAUSAL,
-        "task_settings.adapter": "{r: 4}",
+        "task_settings.adapter": "{r: 4, dora: true}",
     },
     "fp16": {"mixed_precision": "fp16"},
     "skip": {"optimizer": "sgd", "on_nan": "skip"},

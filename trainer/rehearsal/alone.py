@@ -6,15 +6,11 @@ A rank that is alone answers them itself. Each replacement is for the rest of th
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import distributed as torch_ddp
 from torch.utils._pytree import tree_leaves
 
@@ -45,9 +41,8 @@ def answer_alone() -> None:
 
 
 def use_fakes() -> None:
-    """Let DDP, futures and transformers work with a fake group and fake tensors."""
-    replace_in(dist, all_reduce=partial(_all_reduce, dist.all_reduce))
-    _let_ddp_exchange_by_python()
+    """Let DDP and transformers work with a fake group and fake tensors."""
+    replace_in(torch_ddp, _verify_param_shape_across_processes=_do_nothing)
 
     if importlib.util.find_spec("transformers"):
         from transformers.integrations import moe
@@ -74,35 +69,6 @@ def _do_nothing(*args: Any, **kwargs: Any) -> None:
 
 def _gather(objects: list[Any], own: Any, group: Any = None) -> None:
     objects[:] = [own] * len(objects)
-
-
-def _all_reduce(reduce: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Reduce, and return a handle whose future has the tensor. That of a fake group has none."""
-    work = reduce(tensor, *args, **kwargs)
-    if not work:
-        return None
-    future: Any = torch.futures.Future()
-    future.set_result([tensor])
-    return SimpleNamespace(
-        wait=work.wait, is_completed=work.is_completed, get_future=lambda: future
-    )
-
-
-def _let_ddp_exchange_by_python() -> None:
-    """Give DDP a hook that reduces a bucket, for DDP's own reads the future of the exchange."""
-    cls: Any = torch_ddp.DistributedDataParallel
-    begin, register = cls.__init__, cls.register_comm_hook
-
-    def begin_with_hook(model: Any, *args: Any, **kwargs: Any) -> None:
-        begin(model, *args, **kwargs)
-        model.own_hook = partial(allreduce_hook, model.process_group)
-        register(model, model, lambda model, bucket: model.own_hook(bucket))
-
-    def keep_hook(model: Any, state: Any, hook: Callable[..., Any]) -> None:
-        model.own_hook = partial(hook, state)
-
-    replace_in(cls, __init__=begin_with_hook, register_comm_hook=keep_hook)
-    replace_in(torch_ddp, _verify_param_shape_across_processes=_do_nothing)
 
 
 def buckets_of(model: Any) -> list[Any]:

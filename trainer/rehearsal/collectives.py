@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ..distributed.started_by import env_number
+from ..reporting.gpus import link_of
 from ..text import size
 from .lines import line
 
@@ -29,19 +30,6 @@ _KINDS = (
 )
 _LATENCY = 20e-6  # seconds from the call of a small collective to its end
 _NETWORK = 50e9  # bytes a second of a GPU's share of the network: 400 Gb/s
-# Bytes a second that a GPU sends over NVLink, by the beginning of its name, from data sheets. Other
-# GPUs, and those with PCIe in their names, are connected by PCIe.
-_NVLINK = {
-    "V100": 150e9,
-    "A100": 300e9,
-    "A800": 200e9,
-    "H800": 200e9,
-    "H": 450e9,
-    "GH": 450e9,
-    "B": 900e9,
-    "GB": 900e9,
-}
-_PCIE = 25e9
 
 
 class Collective(NamedTuple):
@@ -73,14 +61,12 @@ class Collective(NamedTuple):
 
     def seconds(self, gpu: str) -> float:
         """Estimate the time on a ring of the group's links, if nothing else uses these links."""
-        name = "" if "PCIE" in gpu.upper() else gpu.upper()
-        known = [rate for prefix, rate in _NVLINK.items() if name.startswith(prefix)]
-        rate = [*known, _PCIE][0] if self.machines == 1 else _NETWORK
+        rate = link_of(gpu) if self.machines == 1 else _NETWORK
         times = 2 if self.kind == "all-reduce" else 1
         return _LATENCY + times * self.bytes * (1 - 1 / self.ranks) / rate
 
 
-def collective_of(function: Any, arguments: Sequence[Any]) -> Collective | None:
+def collective_of(function: Any, arguments: Sequence[Any], result: Any) -> Collective | None:
     """Return the collective of an operation, or None. The agreement over gloo is left out."""
     space, _, name = function._schema.name.partition("::")
     if "c10d" not in space:
@@ -91,17 +77,17 @@ def collective_of(function: Any, arguments: Sequence[Any]) -> Collective | None:
 
     name = name.replace("_", "")
     kind = next(kind for kind in _KINDS if name.startswith(kind.replace("-", "")))
-    sides = [[t for t in tree_leaves(side) if isinstance(t, Tensor)] for side in arguments[:2]]
-    tensors = sides[0] or sides[-1]
-    whole = max(sum(tensor.nbytes for tensor in side) for side in sides)
-    if space == "_c10d_functional" and kind == "all-gather":
-        whole *= group.size()  # the result is not an argument
+    sides = [
+        [leaf for leaf in tree_leaves(side) if isinstance(leaf, Tensor)]
+        for side in (*arguments[:2], result)
+    ]
+    tensors = sides[0] or sides[1]
     local = env_number("LOCAL_WORLD_SIZE")
     return Collective(
         kind=kind,
         dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
         ranks=group.size(),
-        bytes=whole,
+        bytes=max(sum(tensor.nbytes for tensor in side) for side in sides),
         machines=len({rank // local for rank in dist.get_process_group_ranks(group)}),
         line=line(of_engine=True),
     )

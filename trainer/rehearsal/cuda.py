@@ -106,7 +106,6 @@ def install_cuda(device: FakeDevice, name: str, total_bytes: int) -> None:
     )
     _answer(torch.cuda.nvtx, range_push=0, range_pop=0, mark=0, range_start=0, range_end=0)
     _answer(torch.cuda.nccl, version=(2, 28, 9))
-    _answer(torch.cuda.amp.common, amp_definitely_not_available=False)
     _answer(fake_tensor, init_gpu_context=None)  # of a torch with CUDA
     _answer(torch._C, _cuda_getCurrentRawStream=0)  # for bitsandbytes
     _answer(torch.Tensor, record_stream=None, is_pinned=False)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -86,7 +87,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         result = self.run(function, args, kwargs)
         tree_map_only_(Tensor, self.ledger.record, result)
-        collective = collective_of(function, args)
+        collective = collective_of(function, args, result)
         if collective:
             self.collectives.append(collective)
             self.ledger.claim(EXCHANGED, tree_leaves((args, kwargs, result)))
@@ -191,6 +192,9 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.wait("needs a size", is_known=True)
             return tree_map(self.copied, values)
 
+        if function is torch.ops.c10d.allreduce_.default:
+            return _with_future(*result)
+
         fakes = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
         known = None
         if fakes and all(map(has_values, fakes)):
@@ -213,6 +217,13 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 positions.append(index)
         return [args[0], positions, *args[2:]]
+
+
+def _with_future(tensors: list[Tensor], _: Any) -> tuple[list[Tensor], Any]:
+    """Return a work whose future has the tensors, for DDP. A fake group's has none."""
+    future: Any = torch.futures.Future()
+    future.set_result(tensors)
+    return tensors, _create_work_from_future(future).boxed()
 
 
 def _refuse_mixed(function: Any, args: Sequence[Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from .cuda import replace_in
 
@@ -19,8 +19,8 @@ def _set_data(tensor: Tensor, values: Tensor) -> None:
         # As torch.utils.swap_tensors, which refuses a tensor that a fake mode remembers.
         fresh: Any = values.detach().requires_grad_(tensor.requires_grad)
         fresh._is_param = isinstance(tensor, nn.Parameter)
-        tensor.__class__, fresh.__class__ = fresh.__class__, tensor.__class__
-        tensor.__dict__, fresh.__dict__ = {**tensor.__dict__, **fresh.__dict__}, {}
+        tensor.__class__ = FakeTensor
+        vars(tensor).update(vars(fresh))
         torch._C._swap_tensor_impl(tensor, fresh)
         return
     _DATA.__set__(tensor, values)
@@ -34,15 +34,6 @@ def _address(tensor: FakeTensor) -> int:
     return (storage << 40) + int(tensor.storage_offset()) * tensor.itemsize
 
 
-def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Tensor:
-    """Copy a tensor for ``copy.deepcopy``, which would look at the address of the values."""
-    copied = tensor.detach().clone()
-    if isinstance(tensor, nn.Parameter):
-        copied = nn.Parameter(copied, tensor.requires_grad)
-    memo[id(tensor)] = copied
-    return copied
-
-
 _NEW: Any = FakeTensor.__new__
 
 
@@ -53,20 +44,18 @@ def _new(cls: type, first: Any, *args: Any, **kwargs: Any) -> Any:
     return _NEW(cls, first, *args, **kwargs)
 
 
-_DRAW: Any = nn.init._no_grad_trunc_normal_
-
-
-def _draw_truncated(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Draw from a truncated normal, which torch repeats until no value is outside of the bounds."""
-    return tensor if isinstance(tensor, FakeTensor) else _DRAW(tensor, *args, **kwargs)
+def _draw_none(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Set zeros. torch draws until no value is out of bounds, and a fake tensor's is always 1."""
+    return nn.init.zeros_(tensor)
 
 
 def install_parameters() -> None:
     """Replace the methods of tensors and modules that need values. For the rest of the process."""
     replace_in(Tensor, data=property(_DATA.__get__, _set_data))
-    replace_in(FakeTensor, __new__=_new, data_ptr=_address, __deepcopy__=_copied)
+    replace_in(FakeTensor, __new__=_new, data_ptr=_address)
+    replace_in(FakeTensorMode, __deepcopy__=lambda mode, memo: mode)  # which each tensor has
     # Modules move and cast parameters by a swap. torch's own refuses a tensor that a fake mode
     # remembers, and without a swap tied parameters would part.
     torch.__future__.set_swap_module_params_on_conversion(True)
     replace_in(torch.utils, swap_tensors=_set_data)
-    replace_in(nn.init, _no_grad_trunc_normal_=_draw_truncated)
+    replace_in(nn.init, _no_grad_trunc_normal_=_draw_none)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+
+from .cuda import replace_in
 
 
 def build_alone() -> None:
     """Let an imported language task build models without files. For the rest of the process."""
     module: Any = sys.modules.get("trainer.language.base")
     if module:
-        module.build_on_meta = _build
+        # The lengths of DoRA have their sizes already.
+        replace_in(module, build_on_meta=_build, set_lengths=lambda model, stored: None)
 
 
 def _build(
@@ -26,7 +29,7 @@ def _build(
     changes: Any,
     vocabulary: int,
     **options: Any,
-) -> tuple[Any, set[str], None]:
+) -> tuple[Any, set[str], Callable[[Any], list[Any]]]:
     """Build a model, as ``build_on_meta`` does from the files. The arguments are the same."""
     import transformers
 
@@ -45,13 +48,12 @@ def _build(
                 module._buffers[key] = torch.zeros_like(buffer, device="cpu")
     if quantize:
         _quantize(model, quantize)
-    return model.train(), set(), None
+    return model.train(), set(), lambda model: []
 
 
 def _quantize(model: Any, quantize: str) -> None:
     """Give a model of the meta device parameters on the GPU, of linear layers in 4 bits."""
-    from bitsandbytes.functional import quantize_4bit
-    from bitsandbytes.nn import Linear4bit, modules
+    from bitsandbytes.nn import Linear4bit, Params4bit, modules
     from transformers.quantizers import AutoHfQuantizer
 
     from ..language.quantized import follow_autocast, placement_in_4_bits
@@ -63,12 +65,7 @@ def _quantize(model: Any, quantize: str) -> None:
     model.to_empty(device="cuda")
     for module in model.modules():
         if isinstance(module, Linear4bit):
-            values = module.weight.data
-            packed, state = quantize_4bit(values, compress_statistics=True, quant_type=quantize)
-            new: Any = nn.Parameter(packed, requires_grad=False)
-            vars(new).update(vars(module.weight), quant_state=state, bnb_quantized=True)
-            module._parameters["weight"] = new
-            module.quant_state = state
+            Params4bit._quantize(module.weight, "cuda")  # whose class is that of a fake tensor
     model.tie_weights()
     model.is_loaded_in_4bit = True
     follow_autocast(model)

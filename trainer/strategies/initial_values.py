@@ -106,8 +106,7 @@ def _initialized_together(path: str, module: nn.Module) -> Iterator[dict[str, nn
     Each element of a list of modules (layers, experts) is a portion.
     """
     if not any(isinstance(inner, nn.ModuleList) for inner in module.modules()):
-        found = {_join(path, name): inner for name, inner in module.named_modules()}
-        yield dict(reversed(found.items()))
+        yield dict(reversed([*module.named_modules(prefix=path)]))
         return
     for name, child in module.named_children():
         yield from _initialized_together(_join(path, name), child)
