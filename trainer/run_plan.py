@@ -145,7 +145,7 @@ class Plan:
                 f"{self.origin(key).place}: {key}: the warm-up of {warmup} steps is longer than "
                 "the run: the rate never reaches its full value"
             )
-        return dataclasses.replace(self, warmup_steps=warmup, notices=tuple(dict.fromkeys(notices)))
+        return dataclasses.replace(self, warmup_steps=warmup, notices=tuple(notices))
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields, and ``precision``, as JSON."""

@@ -80,7 +80,7 @@ def resolve(
         from .cpu_rehearsal import rehearsed
 
         request = rehearsed(request, chosen)
-    plan = Plan(
+    return Plan(
         **{key: value for key, value in vars(chosen).items() if key in Plan.__dataclass_fields__},
         strategy=strategy,
         launcher=launcher.name,
@@ -95,12 +95,6 @@ def resolve(
         notices=(*request.notices, *chosen.notes),
         origins={**request.origins, **chosen.places, "strategy": request.strategy_origin},
     )
-
-    # max_steps ends the run at the latest. With epochs as well, only the data tell the length.
-    has_open_length = config.epochs and plan.warmup_fraction
-    if not config.max_steps or has_open_length:
-        return plan
-    return plan.with_length(config.max_steps)
 
 
 def _choose_optimizer(chosen: Reconciler) -> None:
@@ -161,6 +155,9 @@ def _strategy(request: Request, launcher: Launcher, chosen: Reconciler) -> Strat
             f"{launcher.name}; launch as many (by accelerate launch, torchrun or deepspeed), or "
             "change the file"
         )
+    if request.strategy == "fsdp" and launcher.name == "python":
+        rule = "needs a launcher for a single process too: torchrun --nproc_per_node 1"
+        raise request.strategy_origin.error(rule)
     return request.strategy
 
 

@@ -124,7 +124,7 @@ def test_the_scheduler_of_the_json(kind: str, schedule: str) -> None:
 
 
 def test_where_a_schedule_is_silent_the_engines_defaults_hold() -> None:
-    made = plan(with_scheduler("WarmupCosineLR", warmup_type="linear"))
+    made = plan(with_scheduler("WarmupCosineLR", warmup_type="linear")).with_length(10)
     assert (made.warmup_steps, made.final_lr_ratio) == (1000, 1e-4)
     assert made.notices == (
         "ds.json:23: scheduler.params.warmup_num_steps: DeepSpeed's default holds, 1000",
@@ -137,7 +137,7 @@ def test_where_a_schedule_is_silent_the_engines_defaults_hold() -> None:
         warmup_fraction=0.5,
         final_lr_ratio=0.1,
     )
-    assert (said.warmup_steps, said.final_lr_ratio, said.notices) == (5, 0.1, ())
+    assert (said.warmup_fraction, said.final_lr_ratio, said.notices) == (0.5, 0.1, ())
 
 
 def test_the_rate_after_warm_up_may_stand_in_the_schedule_alone() -> None:
@@ -217,7 +217,7 @@ RISING = {"warmup_num_steps": 10, "warmup_type": "linear"}
 @pytest.mark.parametrize(
     ("asks", "expected"),
     [
-        (None, {"lr": 2e-5, "max_grad_norm": 1.0, "schedule": "linear", "warmup_steps": 3}),
+        (None, {"lr": 2e-5, "max_grad_norm": 1.0, "schedule": "linear", "warmup_fraction": 0.03}),
         (request(max_grad_norm=asked(0.5)), {"max_grad_norm": 0.5}),
         (with_optimizer(lr=3e-4, weight_decay=0.1), {"lr": 3e-4}),
         (with_optimizer(), {"lr": 2e-5}),

@@ -71,7 +71,9 @@ def test_another_world_than_the_file_asks_for(name: str, world: int) -> None:
     asks = request("fsdp", world_size=sourced(2, "a.yaml:9 (num_processes)"))
     line = f"a.yaml:9 (num_processes): asks for 2 processes, but {world} run under {name}; {HINT}"
     assert refusal(lambda: plan(asks, launcher=launched(world, name))) == line
-    assert plan(asks, launcher=launched(2, name)).world_size == 2
+    assert plan(asks, launcher=launched(2)).world_size == 2
+    alone = refusal(lambda: plan(request("fsdp"), launcher=launched(1, "python")))
+    assert alone.endswith("needs a launcher for a single process too: torchrun --nproc_per_node 1")
 
 
 @pytest.mark.parametrize(
