@@ -9,6 +9,7 @@ from typing import TypeVar
 from ..config.annotations import annotations_of
 from ..config.arguments import sort_files, split_command_line
 from ..config.documents import Document
+from ..config.paths import not_local
 from ..config.validate import build
 from ..errors import COMMAND_LINE, Origin, usage_error
 from ..script import load_config
@@ -27,10 +28,15 @@ def read_words(
     """Return the options of a command, the settings of a training, and the other words.
 
     Raises:
-        ConfigError: an option is wrong.
+        ConfigError: an option is wrong, or a word is an address such as ``s3://bucket/run``.
         SystemExit: with 0, after ``--help``, which begins with ``about``.
     """
     texts, words = split_command_line(argv, about, cls)
+    for word in words:
+        rule = not_local(word)
+        if rule:
+            raise usage_error("", word, rule)
+
     own = {key: texts.pop(key) for key in texts.keys() & annotations_of(cls)}
     options = build(cls, {}, Origin(COMMAND_LINE).named, texts=own)
     return options, [f"--{key}={text}" for key, text in texts.items()], words

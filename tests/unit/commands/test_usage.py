@@ -44,6 +44,7 @@ def test_a_flag_does_not_take_a_folder_as_its_value() -> None:
         ("a --gpus_per_machine 0", "gpus_per_machine: 0: must be greater than or equal to 1"),
         ("a --gpus_per_machine", "gpus_per_machine: needs a value: --gpus_per_machine VALUE"),
         ("a --gpu_per_machine 4", "'--gpu_per_machine=4': unknown word; --help shows"),
+        ("s3://bucket/run", "is an address"),
         ("a --lr 3", "'--lr=3': unknown word; --help shows the command"),
         ("a b", "'b': unknown word; --help shows the command"),
         ("--verify", "name a folder; --help shows the command"),
