@@ -127,7 +127,4 @@ def _effective(data: Mapping[str, Any]) -> dict[str, Any]:
 def _engine_config(data: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration for DeepSpeed's engine, without ``Request.settings``."""
     left_out = {*UNSUPPORTED, *_SETTINGS.values(), "optimizer", "scheduler"}
-    engine = {key: value for key, value in data.items() if key not in left_out}
-    for key in ("mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"):
-        engine[ZERO].pop(key, None)  # DeepSpeed refuses them even if they are off
-    return engine
+    return {key: value for key, value in data.items() if key not in left_out}
