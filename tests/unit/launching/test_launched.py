@@ -174,6 +174,14 @@ def test_use_cpu_hides_the_gpus(
     assert calls.get("backend") == (None if strategy == "single" else "gloo")
 
 
+def test_another_strategy_than_the_plans_is_refused() -> None:
+    """Accelerate may take a process with another rank for a process that is alone."""
+    facts = {"num_processes": 2, "device": torch.device("cpu"), "mixed_precision": "no"}
+    alone = SimpleNamespace(distributed_type=accelerate.DistributedType.NO, **facts)
+    with pytest.raises(LaunchError, match=r"asked for MULTI_, .*, but Accelerate runs NO"):
+        start._check_accelerator(plan(launcher=launched(2)), alone)
+
+
 @pytest.mark.parametrize(
     ("device", "float32", "expected"),
     [
