@@ -70,7 +70,7 @@ def read_document(path: str | Path) -> Document:
         reason = getattr(error, "problem", None) or getattr(error, "strerror", None) or error
         rule = not_local(name) or f"the file cannot be read: {str(reason).splitlines()[0]}"
         if isinstance(error, FileNotFoundError):
-            near = get_close_matches(name, map(str, Path(name).parent.glob("*.*")), 1)
+            near = get_close_matches(name, map(str, Path(name).parent.glob("[!.]*.*")), 1)
             rule += "".join(f"; did you mean {other!r}?" for other in near)
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else getattr(error, "lineno", None)
