@@ -412,7 +412,7 @@ def _load(run: Run) -> None:
 
         run.agreement.run_on_main(lambda: store.set_aside(info.path for info in start.passed_over))
         if run.is_main:
-            cut_rows(run.directory.path / "metrics.jsonl", run.step)
+            cut_rows(run.directory.path, run.step)
 
 
 def _announce(run: Run) -> None:

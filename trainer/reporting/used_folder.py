@@ -68,13 +68,18 @@ def ended_at(folder: Path) -> int | None:
     return steps if exported_file(folder / "model") else None
 
 
-def cut_rows(path: Path, step: int) -> None:
-    """Drop the rows of metrics.jsonl after a step, and a last row that is cut."""
-    if path.exists():
-        rows = path.read_bytes().splitlines(keepends=True)
-        kept = [row for row in rows if row.endswith(b"\n") and json.loads(row)["step"] <= step]
-        part_of(path).write_bytes(b"".join(kept))
-        publish(path)
+def cut_rows(folder: Path, step: int) -> None:
+    """Drop the rows of a run's files after a step, and a last row that is cut.
+
+    To such a row the next row would be appended, and both would be lost.
+    """
+    for path in (folder / "metrics.jsonl", folder / "digests.jsonl"):
+        if path.exists():
+            rows = path.read_bytes().splitlines(keepends=True)
+            whole = [row for row in rows if row.endswith(b"\n")]
+            kept = [row for row in whole if json.loads(row).get("step", 0) <= step]
+            part_of(path).write_bytes(b"".join(kept))
+            publish(path)
 
 
 def _holds_plan(folder: Path) -> bool:

@@ -18,6 +18,7 @@ from torch import nn
 
 from trainer import Callback, CheckpointError, ConfigError, Run, StepInfo
 from trainer.reporting.directory import RunDirectory
+from trainer.reporting.used_folder import cut_rows
 
 
 class Rare(Plain):
@@ -202,3 +203,12 @@ def test_a_full_disk_is_an_error_of_one_line(tmp_path: Path) -> None:
         directory.row({"step": 1})
     with pytest.raises(CheckpointError, match=message):
         directory.write("summary.json", "{}")
+
+
+def test_a_resume_drops_later_rows_and_one_that_a_kill_has_cut(tmp_path: Path) -> None:
+    head, first = '{"tensors": []}\n', '{"step": 4}\n'
+    (tmp_path / "metrics.jsonl").write_text(f'{first}{{"step": 5}}\n')
+    (tmp_path / "digests.jsonl").write_text(f'{head}{first}{{"step": 5, "wei')
+    cut_rows(tmp_path, 4)
+    assert (tmp_path / "metrics.jsonl").read_text() == first
+    assert (tmp_path / "digests.jsonl").read_text() == head + first
