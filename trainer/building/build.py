@@ -423,8 +423,8 @@ def _announce(run: Run) -> None:
         run.say(f"finished already at step {run.step}; nothing to do{more}")
         return
 
-    # A default beside the value of a launch file, which has other keys, would contradict the file
-    # in a next run.
+    # A launch file gives some settings under other keys. The config's own value of such a setting
+    # would contradict the launch file in a next run.
     settings = {
         key: value for key, value in vars(run.config).items() if run.plan.origin(key).key == key
     }

@@ -195,8 +195,9 @@ class Saver:
 
 @torch.no_grad()
 def not_finite(pieces: Iterable[tuple[Key, Tensor]]) -> str:
-    """Return the name of a tensor with values that are not finite, and would push out good ones.
+    """Return the name of a tensor with values that are not finite. "" if there is none.
 
+    A checkpoint with such values would push out the good ones.
     Buffers and frozen parameters may be infinite (a mask of -inf), and not NaN. A sum shows such a
     value at a fifteenth of the cost of a test of each, and may overflow: a tensor whose sum is not
     finite is looked at again.

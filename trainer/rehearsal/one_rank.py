@@ -97,7 +97,7 @@ class Observer(Callback):
     def _entering(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function with the beginning of a phase before each call.
 
-        The memory of a result, a batch, is no gradient.
+        The tensors of a result, a batch on the device, are activations and no gradients.
         """
 
         def enter_and_call(*args: Any, **named: Any) -> Any:

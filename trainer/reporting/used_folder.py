@@ -73,8 +73,8 @@ def cut_rows(folder: Path, step: int) -> None:
 
     To such a row the next row would be appended, and both would be lost.
     """
-    for path in (folder / "metrics.jsonl", folder / "digests.jsonl"):
-        if path.exists():
+    for path in map(folder.joinpath, _FILES):
+        if path.suffix == ".jsonl" and path.exists():
             rows = path.read_bytes().splitlines(keepends=True)
             whole = [row for row in rows if row.endswith(b"\n")]
             kept = [row for row in whole if json.loads(row).get("step", 0) <= step]
